@@ -5,6 +5,7 @@
     │   ├── SpecError           a spec is wrong; carries file:line
     │   │   └── UnknownOp       it calls an op that there is not
     │   ├── NoPlan              no rule can plan the graph on the target
+    │   │   └── NoUnits         it has no matrix unit for the graph's factors
     │   └── ArgumentError       a kernel was called with arrays it can't take
     ├── KernelError             a kernel is wrong                            exit 1
     │   ├── CompileError        the runtime compiler refused the source
@@ -49,6 +50,10 @@ class UnknownOp(SpecError, AttributeError):
 
 class NoPlan(RequestError):
     """No rule can plan the graph on the target; the message gives the nearest rule's reason."""
+
+
+class NoUnits(NoPlan):
+    """The target has no matrix unit for the types of a chain's factors."""
 
 
 class ArgumentError(RequestError):

@@ -29,7 +29,7 @@ from fusegen.cli.showing import (
     verb,
     worst,
 )
-from fusegen.errors import KernelError, NoPlan, OutputError, RequestError
+from fusegen.errors import KernelError, NoPlan, NoUnits, OutputError, RequestError
 from fusegen.version import VERSION
 
 app = typer.Typer(
@@ -232,7 +232,7 @@ def emit(
             files += pair
     if skipped and not files:
         raise skipped[0]
-    pass_over(*skipped)
+    pass_over(*(error for error in skipped if not isinstance(error, NoUnits)))
     everything = everything and not PASSED_OVER  # what is passed over leaves its files as they are
     if check:
         whole = all(Path(name).is_dir() for name in named) and not PASSED_OVER

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Literal
 
 from fusegen.emitting.rendering import render
-from fusegen.errors import Drift, NoPlan, RequestError, writing
+from fusegen.errors import Drift, NoPlan, NoUnits, RequestError, writing
 from fusegen.language.spec import Chain, load_chains
 from fusegen.planner import candidates
+from fusegen.planner.products.factors import lacking
 from fusegen.planner.programs import program_instead
 from fusegen.planner.programs.model import ProgramPlan, program_lines
 from fusegen.targets import GOLDEN_TARGETS, Target
@@ -68,7 +69,10 @@ class Changes:
 
 
 def emitted(chain: Chain, target: Target) -> tuple[File, ...]:
-    """The kernel and its numpy reference; of a program each kernel, the reference, and its launches. Raises NoPlan."""
+    """The kernel and its numpy reference; of a program each kernel, the reference, and its launches. Raises NoPlan, and
+    NoUnits where the target multiplies no such factors."""
+    if kinds := lacking(chain.graph, target):
+        raise NoUnits(f"{target} has no matrix unit for factors of {kinds}, which {chain.name} multiplies")
     found = candidates(chain.graph, target)
     folder = Path(target.folder)
     if (program := program_instead(found)) is not None:
@@ -222,14 +226,20 @@ def flat(groups: Iterable[tuple[File, ...]]) -> list[File]:
     return [file for group in groups for file in group]
 
 
+def beyond(error: NoPlan) -> None:
+    """A chain that a target has no units for has no file there; any other that has no plan is an error."""
+    if not isinstance(error, NoUnits):
+        raise error
+
+
 def check(specs: Path = SPECS, out: Path = OUT, targets: Sequence[Target] = GOLDEN_TARGETS) -> tuple[Difference, ...]:
     """How `out` differs from what `specs` emit now for `targets`; empty when they agree."""
-    return compare(flat(all_emitted(load_chains(specs), targets)), out, stale_in=targets)
+    return compare(flat(all_emitted(load_chains(specs), targets, beyond)), out, stale_in=targets)
 
 
 def update(specs: Path = SPECS, out: Path = OUT, targets: Sequence[Target] = GOLDEN_TARGETS) -> Changes:
     """Make `out` what `specs` emit now for `targets`; files of chains that are gone are removed."""
-    return write(flat(all_emitted(load_chains(specs), targets)), out, prune=targets)
+    return write(flat(all_emitted(load_chains(specs), targets, beyond)), out, prune=targets)
 
 
 def drift(differences: Sequence[Difference], out: Path) -> Drift:

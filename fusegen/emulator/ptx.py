@@ -109,7 +109,7 @@ class _Statement:
         for place, (constraint, expression) in enumerate(self.operands):
             kind = self._type(constraint)
             if place in references:
-                before.append(f"{kind}& simt_{place} = {expression};")
+                before.append(f"const simt::PtxSum simt_{place} = simt::ptx_sum({expression});")
             elif constraint.startswith("="):
                 before.append(f"{kind} simt_{place};")
             elif later and constraint == "r":

@@ -27,13 +27,29 @@ from fusegen.language.nodes import Tensor as Tensor
 from fusegen.language.nodes import op_named as op_named
 from fusegen.language.sizes import Expr, at_text, dims_in
 from fusegen.language.sizes import broadcast as broadcast
-from fusegen.language.types import F8, Dim, DType, Shape, Size, TensorType, bf16, f16, f32, size_of
+from fusegen.language.types import (
+    F8,
+    Dim,
+    DType,
+    Shape,
+    Size,
+    TensorType,
+    bf16,
+    f16,
+    f32,
+    i8,
+    multiply_together,
+    size_of,
+    u8,
+)
 
 OVERFLOWS: Mapping[str, DType] = {f"overflow_{dtype}": dtype for dtype in F8}
 """Casts after which what is beyond the range is an infinity or NaN, as F.cast(x, f8e5m2, saturate=False) asks for."""
 ROUNDS: Mapping[DType, str] = {dtype: f"round_{dtype}" for dtype in (f16, bf16, *F8)}
 CASTS: Mapping[str, DType] = {name: dtype for dtype, name in ROUNDS.items()} | dict(OVERFLOWS)
 """The ops after which a value is of a narrower type, though it goes on as f32."""
+FITTED: Mapping[str, DType] = {**CASTS, "to_i8": i8, "to_u8": u8}
+"""The same, with those that go on as i32."""
 
 ALONG_ROWS = (Kind.PRODUCT, Kind.SCAN, Kind.SPREAD)  # what they make varies along a row, whatever of
 COUNT_ELEMENTS = ("col_index", "element_low", "element_high")
@@ -300,11 +316,16 @@ class Graph:
         given = frozenset(table)
         for node in self.nodes:
             if node.op.kind is Kind.PRODUCT:  # one type for both factors: what is computed is rounded to it
-                table.update({a: self.factor_type(node, table) for a in node.inputs if a not in given and not plain(a)})
+                found = self.factor_type(node, table)
+                made = [a for a in node.inputs if a not in given and not plain(a)]
+                table.update({a: FITTED.get(a.op.name, found) for a in made})
             if node in table:
                 continue
             if node.op.kind is Kind.PRODUCT:
-                table[node] = self.factor_type(node, table)
+                table[node] = node.dtype if found.narrow else found  # sums are of no 8 bits
+                continue
+            if node.op.kind in (Kind.TRANSPOSE, Kind.VIEW):
+                table[node] = table[node.inputs[0]]
                 continue
             arrays = [a for a in node.inputs if a.dtype is f32 and a.op.kind is not Kind.LEAF and a.shape]
             kinds = {table[a] for a in arrays}
@@ -313,13 +334,14 @@ class Graph:
 
     @cached_property
     def factor_types(self) -> Mapping[Node, DType]:
-        """The type that the factors of each product have when they meet; f32 where theirs differ."""
+        """The type that the factors of each product have when they meet; f32 where theirs differ. Where both are of 8
+        bits and multiplied as they are, that of the left one."""
         return {node: self.factor_type(node, self.storage) for node in self.products}
 
     def factor_type(self, product: Node, storage: Mapping[Node, DType]) -> DType:
         """That of both factors; of an operand, where the other one is computed without a last cast of its own."""
         kinds = [factor_kind(a, storage) for a in product.inputs]
-        if kinds[0] is kinds[1]:
+        if kinds[0] is kinds[1] or (multiply_together(*kinds) and all(map(has_type, product.inputs))):
             return kinds[0]
         fixed = [kind for kind, a in zip(kinds, product.inputs, strict=True) if has_type(a)]
         return fixed[0] if len(fixed) == 1 else f32
@@ -462,7 +484,7 @@ def factor_kind(node: Node, storage: Mapping[Node, DType]) -> DType:
     """The type of one factor: of an operand its own, of a cast what it casts to, of another value that of what it is
     made from in its whole shape: scales and gains of another type do not change it."""
     if has_type(node):
-        return CASTS.get(node.op.name) or storage[node]
+        return FITTED.get(node.op.name) or storage[node]
     kinds = {factor_kind(a, storage) for a in node.inputs if a.shape == node.shape and a.dtype is f32}
     return kinds.pop() if len(kinds) == 1 else storage[node]
 
@@ -488,7 +510,7 @@ def plain(node: Node) -> bool:
 
 def has_type(node: Node) -> bool:
     """Has a factor a type of its own? One that is computed can become any."""
-    return plain(node) or node.op.name in CASTS
+    return plain(node) or node.op.name in FITTED
 
 
 R = TypeVar("R")

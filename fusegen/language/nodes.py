@@ -122,6 +122,7 @@ class Node:
     over: tuple[int, ...] = ()  # of a reduction over axes of rows: these, counted from the right; else the last
     group: int = 0  # of a group reduction, and of a spread: values of a group
     count: int = 0  # of a reduction of every count-th row: so many parts, of which part p has rows p, p + count, ...
+    promote: int | None = None  # of a product: how many of K are summed apart, and then added in f32; 0: all of them
     bare: bool = False  # of top_columns: a row of nothing but -inf stands for NaN, whose columns come in order
 
     @property

@@ -300,6 +300,8 @@ OPS["transpose"] = Op("transpose", Kind.TRANSPOSE, 1, "np.swapaxes({0}, -1, -2)"
 OPS["view"] = Op("view", Kind.VIEW, 1, "", "", "some elements of a value, in other axes", flops=0, takes="any",
                  slopes=("1",), ulps=0)  # fmt: skip
 OPS["join"] = Op("join", Kind.JOIN, 2, "", "", "values side by side", flops=0, takes="any", ulps=0)
-OPS["matmul"] = Op("matmul", Kind.PRODUCT, 2, "{0} @ {1}", "", "matrix product, summed in f32", symbol="@")
+_EXACT = "({0}.astype(np.float64) @ {1}.astype(np.float64)).astype(np.int64).astype(np.int32)"  # sums below 2^53 are
+OPS["matmul"] = Op("matmul", Kind.PRODUCT, 2, "{0} @ {1}", "", "matrix product, summed in f32; of whole numbers in i32",
+                   symbol="@", forms={i32: (_EXACT, "")})  # fmt: skip
 OPS["matmul_tf32"] = Op("matmul_tf32", Kind.PRODUCT, 2, "{0} @ {1}", "",
                         "matrix product of f32 factors that may become the nearest tf32, summed in f32")  # fmt: skip

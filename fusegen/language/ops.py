@@ -348,15 +348,24 @@ def _taken(x: Value, columns: Value, missing: Number) -> Value:
 # ---------------------------------------------------------------- matrix products
 
 
-def matmul(x: Value | Transposed, w: Value | Transposed, precision: str | None = None) -> Value:
+def matmul(
+    x: Value | Transposed, w: Value | Transposed, precision: str | None = None, promote: int | None = None
+) -> Value:
     """x @ w over the last two axes, leading ones broadcast, summed in f32; f32 factors by precision="tf32".
 
-    That lets each of them become the nearest number of 11 significant bits, which is what tensor cores multiply; f16
-    and bf16 are taken as they are.
+    That lets each of them become the nearest number of 11 significant bits, which is what tensor cores multiply; f16,
+    bf16 and 8 bits are taken as they are. Factors of i8 and u8 are summed exactly, in i32.
+
+    Some tensor cores keep 14 bits of sums of 8-bit floats. There sums are *promoted*: those of each `promote` elements
+    along K, a multiple of 128, begin at 0 and are added in f32. None: of 128, where it is needed; 0: never.
     """
     if precision not in (None, "tf32"):
         raise SpecError(f"matmul: precision={precision!r}; it is None, or 'tf32' for f32 factors", caller())
-    return product("matmul_tf32" if precision else "matmul", x, w)
+    if promote is not None and (
+        not isinstance(promote, int) or isinstance(promote, bool) or promote % 128 or promote < 0
+    ):
+        raise SpecError(f"matmul: promote={promote!r}; it is None, 0, or a multiple of 128 along K", caller())
+    return product("matmul_tf32" if precision else "matmul", x, w, promote)
 
 
 # ---------------------------------------------------------------- composites: the textbook formula

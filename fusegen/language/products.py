@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fusegen.errors import SpecError
 from fusegen.language.codes import in_kernel
 from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor, factor_kind, has_type, once_per_graph, plain
-from fusegen.language.types import DType, Size, f32, shape_text
+from fusegen.language.types import F8, DType, Size, f32, shape_text
 
 
 class Unsplittable(Exception):
@@ -62,7 +62,7 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """`node` = left @ right, summed in f32."""
+    """`node` = left @ right, summed in f32, or of whole numbers in i32."""
 
     node: Node
     left: Factor
@@ -129,12 +129,14 @@ def check_products(graph: Graph) -> None:
                 f"matmul: {text}: the factors have different types\n  convert one of them, as in F.cast(x, {kinds[0]})",
                 node.where,
             )
-        if dtype.narrow:
+        if dtype.narrow and not all(map(has_type, node.inputs)):
             raise SpecError(
-                f"matmul: {text}: kernels multiply factors of f16, bf16 and f32, and none of 8 bits yet\n"
-                "  convert the left one, as in F.cast(x, bf16); a right one has to be stored as f16 or bf16",
+                f"matmul: {text}: a factor of 8 bits meets one that is computed\n"
+                f"  multiply 8 bits as they are and scale what comes of it, (x @ w.T) * scale, or F.cast(x, {dtype})",
                 node.where,
             )
+        if node.promote is not None and dtype not in F8:
+            raise SpecError(f"matmul: {text}: promote={node.promote} is of factors of 8-bit floats alone", node.where)
         if dtype is f32 and node.op.name != "matmul_tf32":
             raise SpecError(
                 f"matmul: {text}: tensor cores multiply f32 only by way of tf32, which keeps 11 significant bits\n"
@@ -208,17 +210,18 @@ def refuse(graph: Graph, products: tuple[Product, ...]) -> None:
                 f"{first.contracted} and {shape_text(other.node.shape)} over {other.contracted}: "
                 "one kernel makes products of the same rows over the same axis"
             )
-        if other.left.dtype is not first.left.dtype:
+        one, two = (" and ".join(dict.fromkeys((str(p.left.dtype), str(p.right.dtype)))) for p in (first, other))
+        if one != two:
             raise Unsplittable(
-                f"the products at {first.node.where} and {other.node.where} have factors of {first.left.dtype} and "
-                f"{other.left.dtype}"
+                f"the products at {first.node.where} and {other.node.where} have factors of {one} and of {two}"
             )
 
 
 def product_of(graph: Graph, node: Node) -> Product:
     dtype = graph.factor_types[node]
     left, right = node.inputs
-    return Product(node, factor_of(graph, left, dtype), factor_of(graph, right, dtype))
+    other = factor_kind(right, graph.storage) if dtype.narrow else dtype
+    return Product(node, factor_of(graph, left, dtype), factor_of(graph, right, other))
 
 
 def factor_of(graph: Graph, node: Node, dtype: DType) -> Factor:

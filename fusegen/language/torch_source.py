@@ -26,7 +26,7 @@ from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, plain
 from fusegen.language.naming import value_names
 from fusegen.language.scans import WAYS
 from fusegen.language.trace import OPS, Value, tracing
-from fusegen.language.types import F8, Dim, DType, f32, i8, size_of, u8
+from fusegen.language.types import F8, Dim, DType, f32, i8, i32, size_of, u8
 
 DTYPES: Mapping[str, str] = {
     "f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float32", "i32": "torch.int32", "b8": "torch.bool",
@@ -329,7 +329,12 @@ class Writer:
             found = self.biased[node]
             return found.text.format(*(self.factor(a, found.dtype) for a in found.arrays))
         if node.op.kind is Kind.PRODUCT:
-            return TEXTS[node.op.name].format(*(self.factor(a, self.graph.factor_types[node]) for a in node.inputs))
+            dtype = self.graph.factor_types[node]
+            if dtype.narrow:  # torch's own products of 8 bits want scales, and sizes that are multiples of 16
+                wide = "torch.float64" if node.dtype is i32 else "torch.float32"
+                text = TEXTS["matmul"].format(*(f"{self.name(a)}.to({wide})" for a in node.inputs))
+                return f"({text}).to(torch.int32)" if node.dtype is i32 else text
+            return TEXTS[node.op.name].format(*(self.factor(a, dtype) for a in node.inputs))
         if node.op.name == "philox":  # torch's own generator, which is another one
             shape = tuple(size_of(size, self.graph.sizes) for size in node.shape)
             beside = next(self.name(t.node) for t in self.graph.inputs if t.shape)

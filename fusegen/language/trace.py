@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from fusegen.errors import SpecError, Where
-from fusegen.language.factor_words import factor_text, inner_sizes_differ
+from fusegen.language.factor_words import factor_text, inner_sizes_differ, need_one_kind, need_type
 from fusegen.language.graph import OPS as OPS
 from fusegen.language.graph import Kind, Node, Op, Operator, Tensor, broadcast
 from fusegen.language.sizes import Dim, Expr, as_number
@@ -416,8 +416,8 @@ def bits(symbol: str, masks: str, integers: str, *arguments: Any) -> Value:
     return apply(masks if kinds[0] is b8 else integers, *arguments)
 
 
-def product(name: str, left: Any, right: Any) -> Value:
-    """`left @ right` on the last two axes, leading ones broadcast: checks and records."""
+def product(name: str, left: Any, right: Any, promote: int | None = None) -> Value:
+    """`left @ right` on the last two axes, leading ones broadcast: checks and records. Of whole numbers it is i32."""
     operands = current().operands
     op = OPS[name]
     with current().operator("matmul") as operator:
@@ -430,7 +430,9 @@ def product(name: str, left: Any, right: Any) -> Value:
             factors = f"{factor_text(a, operands)} @ {factor_text(b, operands)}"
             said = f"matmul: the leading axes of {factors} do not broadcast: {error} differ"
             raise SpecError(said, operator.where) from None
-        return Value(Node(op, (a, b), (*leading, a.shape[-2], b.shape[-1]), f32, operator))
+        need_one_kind(a, b, operands)
+        shape = (*leading, a.shape[-2], b.shape[-1])
+        return Value(Node(op, (a, b), shape, a.dtype, operator, promote=promote))
 
 
 def factor(op: Op, side: Any, operator: Operator, *, right: bool) -> Node:
@@ -438,7 +440,7 @@ def factor(op: Op, side: Any, operator: Operator, *, right: bool) -> Node:
     if isinstance(side, Transposed) and side.value.node.op.kind is Kind.INPUT:
         node = side.value.node
         shape = (*node.shape[:-2], node.shape[-1], node.shape[-2])
-        return typed_factor(Node(OPS["transpose"], (node,), shape, node.dtype, operator), right)
+        return need_type(Node(OPS["transpose"], (node,), shape, node.dtype, operator), current().operands, right)
     node = node_of(op, side, operator)
     if len(node.shape) < 2:
         found = f"{shape_text(node.shape)}" if node.shape else "a scalar"
@@ -446,18 +448,7 @@ def factor(op: Op, side: Any, operator: Operator, *, right: bool) -> Node:
             f"matmul: found {found} where a matrix is wanted\n  declare a vector as a matrix with one row or column",
             operator.where,
         )
-    return typed_factor(node, right)
-
-
-def typed_factor(node: Node, right: bool) -> Node:
-    if node.dtype is not f32:
-        advice = (
-            "declare it as f16, bf16 or f32: it is read as it lies in memory"
-            if right
-            else "convert it with F.cast(x, f16)"
-        )
-        raise SpecError(f"matmul: found {node.dtype} where a floating-point factor is wanted\n  {advice}", node.where)
-    return node
+    return need_type(node, current().operands, right)
 
 
 def reduced(op: Op, shape: Shape, operator: Operator) -> Shape:

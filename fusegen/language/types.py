@@ -129,6 +129,13 @@ DTYPES: Mapping[str, DType] = {
     d.name: d for d in (f16, bf16, f32, f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0, i32, i64, i8, u8, b8)
 }
 F8: tuple[DType, ...] = (f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0)
+ALIKE: tuple[tuple[DType, ...], ...] = ((f8e4m3, f8e5m2), (f8e4m3fnuz, f8e5m2fnuz))
+"""Types of 8 bits that matrix units multiply with each other as they are."""
+
+
+def multiply_together(left: DType, right: DType) -> bool:
+    """Are products of such factors exact, and taken without either one becoming the other's type?"""
+    return left is right or any(left in kinds and right in kinds for kinds in ALIKE)
 
 
 @dataclass(frozen=True, slots=True)

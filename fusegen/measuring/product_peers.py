@@ -62,13 +62,24 @@ def bare(torch: Any, graph: Graph, parts: Split, operands: dict[str, Any]) -> Ru
             w = torch.cat([one.mT for one in weights], -2).mT if len(weights) > 1 else weights[0]
         else:
             w = torch.cat(weights, -1) if len(weights) > 1 else weights[0]
-        calls.append((x, w, torch.matmul(x, w)))
+        calls.append(multiplying(torch, x, w))
 
     def run() -> None:
-        for x, w, out in calls:
-            torch.matmul(x, w, out=out)
+        for call in calls:
+            call()
 
     return run
+
+
+def multiplying(torch: Any, x: Any, w: Any) -> Run:
+    """x @ w by the library; of 8 bits its own product, with one scale for each factor, or of whole numbers none."""
+    if x.dtype == torch.int8:
+        return lambda: torch._int_mm(x, w)
+    if x.element_size() == 1:
+        one = torch.ones((), device=x.device)
+        return lambda: torch._scaled_mm(x, w, one, one, out_dtype=torch.bfloat16, use_fast_accum=False)
+    out = torch.matmul(x, w)
+    return lambda: torch.matmul(x, w, out=out)
 
 
 def matrices(torch: Any, graph: Graph, factor: Factor, operands: dict[str, Any]) -> Any:
@@ -77,7 +88,16 @@ def matrices(torch: Any, graph: Graph, factor: Factor, operands: dict[str, Any])
         found = operands[factor.operand.name]
         return found.mT if factor.transposed else found
     place = next(o.device for o in operands.values() if hasattr(o, "device"))
-    return torch.randn(shape_of(factor.node.shape, graph.sizes), dtype=dtype_of(torch, factor.dtype), device=place)
+    return noise(torch, shape_of(factor.node.shape, graph.sizes), dtype_of(torch, factor.dtype), place)
+
+
+def noise(torch: Any, shape: Sequence[int], kind: Any, place: Any) -> Any:
+    """Of a type that may be of 8 bits."""
+    if not kind.is_floating_point:
+        return torch.randint(0, 127, tuple(shape), dtype=kind, device=place)
+    if kind.itemsize == 1:
+        return torch.randn(shape, device=place).to(kind)
+    return torch.randn(shape, dtype=kind, device=place)
 
 
 def dtype_of(torch: Any, dtype: DType) -> Any:
@@ -113,7 +133,7 @@ def epilogue(torch: Any, parts: Split, operands: dict[str, Any], bias: str, gelu
 def matrix_rate(torch: Any, watch: Stopwatch, dtype: DType, place: Any) -> float:
     """Flop per µs of the library's product of two large square matrices of noise, cold: what rates are shares of."""
     kind = dtype_of(torch, dtype)
-    x, w = (torch.randn(RATE_SIZE, RATE_SIZE, dtype=kind, device=place) for _ in range(2))
-    out = torch.empty_like(x)
-    timing = watch.time([lambda stream: torch.matmul(x, w.mT, out=out)])
+    x, w = (noise(torch, (RATE_SIZE, RATE_SIZE), kind, place) for _ in range(2))
+    call = multiplying(torch, x, w.mT)
+    timing = watch.time([lambda stream: call()])
     return 2 * math.prod((RATE_SIZE,) * 3) / timing.median

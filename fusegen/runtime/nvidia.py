@@ -19,7 +19,7 @@ from functools import cache, partial
 from typing import Any
 
 from fusegen.errors import KernelError, MissingError
-from fusegen.language.types import DType, bf16, f16, f32, tf32
+from fusegen.language.types import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, tf32, u8
 from fusegen.planner.model import Plan
 from fusegen.runtime.devices import Block, Bytes, Gpu, Launch, Mapped, Sending, sent_by_call
 from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, SLOT, Arguments, GpuDevice, GpuKernel
@@ -118,7 +118,9 @@ LEGACY_STREAM = 1  # CU_GET_PROC_ADDRESS_LEGACY_STREAM: 0 is the default stream 
 
 # of cuda.h: CUtensorMapDataType, CUtensorMapSwizzle by bytes, and CU_TENSOR_MAP_L2_PROMOTION_L2_256B: what a tensor
 # copy misses comes to the L2 cache in lines of 256 bytes
-MAP_TYPES: Mapping[DType, int] = {f16: 6, f32: 7, bf16: 9, tf32: 11}  # the last one rounds what it brings
+MAP_TYPES: Mapping[DType, int] = {
+    **dict.fromkeys((f8e4m3, f8e5m2, i8, u8), 0), f16: 6, f32: 7, bf16: 9, tf32: 11,  # the last one rounds to it
+}  # fmt: skip
 MAP_SWIZZLES: Mapping[int, int] = {0: 0, 32: 1, 64: 2, 128: 3}
 MAP_PROMOTION = 3
 MOST_MAPS = 256  # that are remembered of one operand: a model's layers call one kernel over weights of their own

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from fusegen.language.types import DType
+from fusegen.language.types import DType, f32
 
+F32_BITS = 24  # significant bits of an f32
 Issuer = Literal["thread", "warp", "warpgroup"]
 Home = Literal["registers", "shared memory", "tensor memory"]
 
@@ -103,8 +104,10 @@ def alike(terms: tuple[Term, ...], lanes: int) -> tuple[int, ...]:
 class Atom:
     """sums += left @ right, of matrices that are `rows` x `k` and `k` x `cols`.
 
-    `factors`: as which type they are stored. `word`: what the instruction, or the compiler's function for it, calls
-    their elements. Of `instructions`, which one fragment of the factors is for, each takes its part of K.
+    `factors`: as which type they are stored; `other`: the right one, where it is another type. `word`: what the
+    instruction, or the compiler's function for it, calls their elements, `other_word` the right one's. Of
+    `instructions`, which one fragment of the factors is for, each takes its part of K. `sum_bits`: the significant bits
+    of sums of floats while instructions add to them; whole numbers are summed in i32, exactly.
     """
 
     kind: Literal["mma", "mfma", "wgmma", "tcgen05"]  # a family, whose kernels share a template
@@ -123,6 +126,25 @@ class Atom:
     warps: int = 1  # of so many, each of which has rows of its own
     left_fragment: Fragment | None = None  # of a left factor that comes from registers, where kernels make it there
     instructions: int = 1
+    other: DType | None = None
+    other_word: str = ""
+    sum_type: DType = f32  # of a sum in registers
+    sum_bits: int = F32_BITS
+
+    @property
+    def right_factors(self) -> DType:
+        return self.other or self.factors
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """Of the left factor and of the right one."""
+        return self.word, self.other_word or self.word
+
+    @property
+    def along_k(self) -> bool:
+        """Must factors in shared memory lie along K? Instructions turn elements of 16 bits alone: PTX ISA,
+        "wgmma.mma_async", imm-trans."""
+        return self.factors.bytes != 2
 
     @property
     def threads(self) -> int:

@@ -79,6 +79,7 @@ class Target:
     fp32_tflops: float  # data sheet, vector unit
     matrix_tflops: float  # data sheet, matrix unit: dense products of f16 or bf16, summed in f32
     f32_tflops: float  # likewise, of f32, as tf32 or as it is
+    narrow_tflops: float  # likewise, of the factors of 8 bits that it multiplies
     f32_lanes: int  # f32 results of one SM in one cycle
     spelling: Spelling = field(repr=False, hash=False)  # tables have no hash; vendor and model tell targets apart
     atoms: tuple[Atom, ...] = field(default=(), repr=False, hash=False)  # of its matrix units, the largest first
@@ -90,9 +91,11 @@ class Target:
     counts_blocks: bool = False  # __launch_bounds__ takes the blocks that an SM is to hold; HIP means warps by it
     bulk_copies: bool = False  # any number of 16 bytes, by one thread and either way (cp.async.bulk)
 
-    def atoms_of(self, issuer: Issuer, factors: DType) -> tuple[Atom, ...]:
-        """What multiplies such factors and is issued so, the largest first."""
-        return tuple(atom for atom in self.atoms if atom.issuer == issuer and atom.factors is factors)
+    def atoms_of(self, issuer: Issuer, factors: DType, right: DType | None = None) -> tuple[Atom, ...]:
+        """What multiplies such factors and is issued so, the largest first. `right`: the right one's type, where it is
+        another one."""
+        wanted = factors, right or factors
+        return tuple(a for a in self.atoms if a.issuer == issuer and (a.factors, a.right_factors) == wanted)
 
     @property
     def wgmma(self) -> bool:
@@ -101,6 +104,8 @@ class Target:
 
     def product_tflops(self, factors: DType) -> float:
         """By the data sheet, of dense products of such factors."""
+        if factors.narrow:
+            return self.narrow_tflops
         return self.f32_tflops if factors is f32 else self.matrix_tflops
 
     def max_blocks(self, threads: int) -> int:

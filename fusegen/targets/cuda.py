@@ -13,17 +13,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusegen.language.types import DType, bf16, f16, f32
+from fusegen.language.types import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32, u8
 from fusegen.targets.atoms import Atom, Fragment, Term
 from fusegen.targets.base import CTYPES, TO_STORAGE, TO_VALUE, Spelling, Target
 
 
-def mma(dtype: str, k: int = 16) -> tuple[str, ...]:
+def mma(left: str, k: int = 16, right: str = "", sums: str = "f32") -> tuple[str, ...]:
     """sums += right^T left^T, of so many elements that fill the same registers."""
+    kind = "f" if sums == "f32" else "r"
     return (
-        f'asm("mma.sync.aligned.m16n8k{k}.row.col.f32.{dtype}.{dtype}.f32 "',
+        f'asm("mma.sync.aligned.m16n8k{k}.row.col.{sums}.{right or left}.{left}.{sums} "',
         '    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"',
-        '    : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])',
+        f'    : "+{kind}"(sums[0]), "+{kind}"(sums[1]), "+{kind}"(sums[2]), "+{kind}"(sums[3])',
         '    : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));',
     )
 
@@ -95,6 +96,11 @@ def copy_evict_first(size: int) -> tuple[str, ...]:
 # ---- matrix units
 # Factors fill the same registers, or the same lines of shared memory, whatever their type: 16 halves, or 8 of tf32.
 FACTORS: tuple[tuple[DType, str, int], ...] = ((f16, "f16", 16), (bf16, "bf16", 16), (f32, "tf32", 8))
+FLOATS = ((f8e4m3, "e4m3"), (f8e5m2, "e5m2"))  # of 8 bits,
+WHOLES = ((i8, "s8"), (u8, "u8"))  # and whole numbers
+NARROW_SUM_BITS = 14
+"""Hopper and Ada sum 8-bit floats in 1 + 8 + 13 bits, and cut off what lies below: Khattak & Mikaitis, "Accurate Models
+of NVIDIA Tensor Cores", 2025 (arXiv 2512.07004); DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, 3.3.2."""
 
 
 def mma_sync(factors: DType, word: str, k: int) -> Atom:
@@ -141,12 +147,26 @@ def warpgroup_mma(factors: DType, word: str, k: int) -> Atom:
         sums="registers",
         fragment=Fragment(rows, cols, lanes=32),
         warps=4,
-        left_fragment=Fragment(rows, cols, lanes=32) if factors is not f32 else None,
+        left_fragment=Fragment(rows, cols, lanes=32) if factors in (f16, bf16) else None,
     )
 
 
+def narrow(made: Atom, other: DType, word: str) -> Atom:
+    """The atom for factors of 8 bits, of which the right one may be another type. wgmma's columns of whole numbers are
+    multiples of 16."""
+    if other.kind == "float":
+        return replace(made, other=other, other_word=word, sum_bits=NARROW_SUM_BITS)
+    return replace(made, sum_type=i32, col_step=16)
+
+
 MMA_SYNC = tuple(mma_sync(*each) for each in FACTORS)  # from sm_80 on
-WGMMA = tuple(warpgroup_mma(*each) for each in FACTORS)  # of sm_90a alone
+FLOAT_PAIRS = tuple((left, right) for left in FLOATS for right in FLOATS)
+WHOLE_PAIRS = tuple((kind, kind) for kind in WHOLES)
+WHOLE_MMA_SYNC = tuple(narrow(mma_sync(*left, k=32), *right) for left, right in WHOLE_PAIRS)  # from sm_80 on
+FLOAT_MMA_SYNC = tuple(narrow(mma_sync(*left, k=32), *right) for left, right in FLOAT_PAIRS)  # from sm_89 on
+ADA_MMA_SYNC = (*MMA_SYNC, *WHOLE_MMA_SYNC, *FLOAT_MMA_SYNC)
+NARROW_WGMMA = tuple(narrow(warpgroup_mma(*left, k=32), *right) for left, right in (*FLOAT_PAIRS, *WHOLE_PAIRS))
+WGMMA = (*(warpgroup_mma(*each) for each in FACTORS), *NARROW_WGMMA)  # of sm_90a alone
 
 SPELLING = Spelling(
     file_suffix=".cu",
@@ -220,8 +240,8 @@ SPELLING = Spelling(
         "shuffle_up": ("__shfl_up_sync(0xffffffffu, v, step)",),
         "from_first_lane": ("__shfl_sync(0xffffffffu, start, 0)",),
         "meet": ("__syncwarp();",),
-        **{f"copy_chunk_{size}": copy_chunk(size) for size in (2, 4)},
-        **{f"copy_evict_first_{size}": copy_evict_first(size) for size in (2, 4)},
+        **{f"copy_chunk_{size}": copy_chunk(size) for size in (1, 2, 4)},
+        **{f"copy_evict_first_{size}": copy_evict_first(size) for size in (1, 2, 4)},
         # ptxas (of NVRTC 13.0 and 13.5) may put a uniform part of the address into half of the pair of registers that
         # holds the policy, and other copies then find no policy there: an illegal instruction. threadIdx.y is 0, and as
         # good as unknown: what went through it is in no uniform register.
@@ -246,6 +266,8 @@ SPELLING = Spelling(
         "mma_f16": mma("f16"),
         "mma_bf16": mma("bf16"),
         "mma_f32": mma("tf32", k=8),
+        **{f"mma_{left}": mma(word, 32, sums="s32") for left, word in WHOLES},
+        **{f"mma_{a}_{b}": mma(left, 32, right) for (a, left), (b, right) in FLOAT_PAIRS},
         "to_tf32": to_tf32("rna"),  # three instructions of sm_80
         "load_word": (
             "unsigned y;",
@@ -287,9 +309,10 @@ A100 = Target(
     fp32_tflops=19.5,  # A100 data sheet
     matrix_tflops=312.0,  # A100 data sheet
     f32_tflops=156.0,  # A100 data sheet, as tf32
+    narrow_tflops=624.0,  # A100 data sheet, of whole numbers
     f32_lanes=64,
     spelling=SPELLING,
-    atoms=MMA_SYNC,
+    atoms=(*MMA_SYNC, *WHOLE_MMA_SYNC),
     counts_blocks=True,
     async_copies=True,  # PTX ISA, cp.async: from sm_80 on
 )
@@ -300,6 +323,7 @@ L40S = replace(
     model="l40s",
     arch="sm_89",
     spelling=ADA,
+    atoms=ADA_MMA_SYNC,
     sms=142,
     shared_bytes=99 * 1024,
     shared_per_sm=100 * 1024,
@@ -310,13 +334,14 @@ L40S = replace(
     fp32_tflops=91.6,  # L40S data sheet
     matrix_tflops=362.05,  # L40S data sheet, without sparsity
     f32_tflops=183.0,  # L40S data sheet, likewise
+    narrow_tflops=733.0,  # L40S data sheet, likewise
     f32_lanes=128,
 )
 
 H100 = replace(
     A100,
     spelling=HOPPER,
-    atoms=(*WGMMA, *MMA_SYNC),
+    atoms=(*WGMMA, *ADA_MMA_SYNC),
     max_cluster=16,  # past 8 a kernel must say that it is not portable
     bulk_copies=True,  # PTX ISA, cp.async.bulk: from sm_90 on
     model="h100",
@@ -329,6 +354,7 @@ H100 = replace(
     fp32_tflops=67.0,  # H100 data sheet, SXM
     matrix_tflops=989.4,  # H100 data sheet, SXM: 1979 with sparsity
     f32_tflops=494.7,  # H100 data sheet, SXM: 989 with sparsity
+    narrow_tflops=1978.9,  # H100 data sheet, SXM: 3958 with sparsity
     f32_lanes=128,
 )
 
@@ -340,19 +366,21 @@ H200 = replace(
     fp32_tflops=67.0,  # H200 data sheet, SXM
     matrix_tflops=989.4,  # H200 data sheet, SXM: 1979 with sparsity
     f32_tflops=494.7,  # H200 data sheet, SXM: 989 with sparsity
+    narrow_tflops=1978.9,  # H200 data sheet, SXM: 3958 with sparsity
 )
 
 B200 = replace(
     H100,
     model="b200",
     arch="sm_100a",
-    atoms=MMA_SYNC,  # and tcgen05, which no rule plans for yet
+    atoms=ADA_MMA_SYNC,  # and tcgen05, which no rule plans for yet
     sms=148,  # as devices report; the data sheet does not say
     l2_bytes=126 * 1024**2,  # Blackwell tuning guide
     dram_gbs=8000.0,  # HGX B200 data sheet, one GPU
     fp32_tflops=75.0,  # HGX B200 data sheet: 600 for eight
     matrix_tflops=2250.0,  # HGX B200 data sheet: 36 PFLOPS with sparsity for eight
     f32_tflops=1125.0,  # HGX B200 data sheet: 18 PFLOPS with sparsity for eight
+    narrow_tflops=4500.0,  # HGX B200 data sheet: 72 PFLOPS with sparsity for eight
 )
 
 MODELS: tuple[Target, ...] = (A100, L40S, H100, H200, B200)
@@ -361,7 +389,7 @@ DEFAULT = H200
 ARCHES: Mapping[str, Target] = {
     "sm_80": A100,
     "sm_89": L40S,
-    "sm_90": replace(H200, model="sm_90", arch="sm_90", atoms=MMA_SYNC),
+    "sm_90": replace(H200, model="sm_90", arch="sm_90", atoms=ADA_MMA_SYNC),
     "sm_90a": H200,
     "sm_100": replace(B200, model="sm_100", arch="sm_100"),
     "sm_100a": B200,

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusegen.language.types import DType, bf16, f16, f32
+from fusegen.language.types import DType, bf16, f8e4m3fnuz, f8e5m2fnuz, f16, f32, i8, i32
 from fusegen.targets.atoms import Atom, Fragment, Term
 from fusegen.targets.base import CTYPES, TO_STORAGE, TO_VALUE, Spelling, Target
 
@@ -65,6 +65,33 @@ def mfma(factors: DType, word: str, size: int, k: int, suffix: str) -> Atom:
     )
 
 
+def narrow(left: tuple[DType, str], right: tuple[DType, str], size: int, k: int, name: str, word: str) -> Atom:
+    """The same of 8 bits, whose instructions take 8 bytes a lane on gfx942 and 4 on gfx90a."""
+    whole = left[0] is i8
+    instructions = 4 if word == "int" else 2
+    return replace(
+        mfma(left[0], word, size, k, ""),
+        instruction=f"__builtin_amdgcn_mfma_{'i32' if whole else 'f32'}_{size}x{size}x{k}{name}",
+        k=instructions * k,
+        instructions=instructions,
+        other=right[0],
+        sum_type=i32 if whole else f32,
+    )
+
+
+FLOATS = ((f8e4m3fnuz, "fp8"), (f8e5m2fnuz, "bf8"))  # of gfx942: CDNA 3 ISA, "FP8 and BF8"
+WHOLE = i8, "i8"
+NARROW_CDNA_2 = (narrow(WHOLE, WHOLE, 32, 8, "i8", "int"), narrow(WHOLE, WHOLE, 16, 16, "i8", "int"))
+NARROW_CDNA_3 = (
+    *(
+        narrow(left, right, size, k, f"_{right[1]}_{left[1]}", "long")  # its rows are the product's columns
+        for left in FLOATS
+        for right in FLOATS
+        for size, k in ((32, 16), (16, 32))
+    ),
+    narrow(WHOLE, WHOLE, 32, 16, "_i8", "long"),
+    narrow(WHOLE, WHOLE, 16, 32, "_i8", "long"),
+)
 MFMA = (
     mfma(f16, "_Float16", 32, 8, "f16"),
     mfma(bf16, "short", 32, 8, "bf16_1k"),
@@ -147,19 +174,24 @@ MI250X = Target(
     fp32_tflops=23.95,  # MI250X data sheet: 47.9 for two dies
     matrix_tflops=191.5,  # MI250X data sheet: 383 for two dies
     f32_tflops=47.85,  # MI250X data sheet, of f32 as it is: 95.7 for two dies
+    narrow_tflops=191.5,  # MI250X data sheet, of whole numbers: 383 for two dies
     f32_lanes=64,
     vote_bytes=256,  # ROCm's device library: one word for each of 64 waves
     spelling=SPELLING,
-    atoms=MFMA,
+    atoms=(*MFMA, *NARROW_CDNA_2),
     multiplies_f32=True,
     flushes_factors=True,  # gfx90a's f16 and bf16 MFMA; PyTorch's notes on numerical accuracy say so, gfx942 does not
 )
 
 # MI250 and MI210: the same die with 104 of its compute units.
-# MI250 data sheet: 45.3, 362.1 and 90.5 for two dies
-MI250 = replace(MI250X, model="mi250", sms=104, fp32_tflops=22.65, matrix_tflops=181.05, f32_tflops=45.25)
+# MI250 data sheet: 45.3, 362.1, 90.5 and 362.1 for two dies
+MI250 = replace(
+    MI250X, model="mi250", sms=104, fp32_tflops=22.65, matrix_tflops=181.05, f32_tflops=45.25, narrow_tflops=181.05
+)
 # MI210 data sheet
-MI210 = replace(MI250X, model="mi210", sms=104, fp32_tflops=22.6, matrix_tflops=181.0, f32_tflops=45.3)
+MI210 = replace(
+    MI250X, model="mi210", sms=104, fp32_tflops=22.6, matrix_tflops=181.0, f32_tflops=45.3, narrow_tflops=181.0
+)
 
 MI300X = replace(
     MI250X,
@@ -172,7 +204,9 @@ MI300X = replace(
     f32_lanes=128,  # two a lane and cycle, which the data sheet counts
     matrix_tflops=1307.4,  # MI300X data sheet
     f32_tflops=163.4,  # MI300X data sheet, of f32 as it is; as xf32, which is tf32, 653.7
+    narrow_tflops=2614.9,  # MI300X data sheet, of f8 and of i8
     flushes_factors=False,
+    atoms=(*MFMA, *NARROW_CDNA_3),
 )
 
 MI300A = replace(
@@ -183,6 +217,7 @@ MI300A = replace(
     fp32_tflops=122.6,  # MI300A data sheet
     matrix_tflops=980.6,  # MI300A data sheet
     f32_tflops=122.6,  # MI300A data sheet, of f32 as it is
+    narrow_tflops=1961.2,  # MI300A data sheet, of f8 and of i8
 )
 
 MI325X = replace(MI300X, model="mi325x", dram_gbs=6000.0)  # MI325X data sheet

@@ -44,6 +44,8 @@ from fusegen.language.naming import value_names
 from fusegen.language.types import DType, f32, size_of
 from fusegen.planner.columns.plan import ColumnsPlan, ColumnTile
 from fusegen.planner.model import Plan, ReductionKind, RowPlan, Summed
+from fusegen.planner.products.parts import ProductPlan
+from fusegen.targets.atoms import F32_BITS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HALF_ULP = 2.0**-24
@@ -68,12 +70,13 @@ class Accumulation:
 @dataclass(frozen=True, slots=True)
 class Multiplication:
     """How one matrix product is made: its factors' type, whether they become tf32, whether subnormal ones count as 0,
-    and how it is summed."""
+    how it is summed, and in how many significant bits."""
 
     dtype: DType
     tf32: bool
     flushes: bool
     summed: Summed
+    bits: int = F32_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +106,10 @@ def accumulations(plan: Plan) -> Mapping[Node, How]:
     if isinstance(plan, ColumnsPlan):
         return dict.fromkeys(plan.graph.reductions, ColumnSums(plan.tile))
     if not isinstance(plan, RowPlan):
+        bits = plan.atom.sum_bits if isinstance(plan, ProductPlan) else F32_BITS
         for node, dtype in plan.lowered.factor_types.items():
             tf32 = dtype is f32 and not plan.target.multiplies_f32
-            found[node] = Multiplication(dtype, tf32, plan.target.flushes_factors, plan.summed)
+            found[node] = Multiplication(dtype, tf32, plan.target.flushes_factors, plan.summed, bits)
         for node in plan.lowered.nodes:
             if node.op.kind is Kind.GROUP:  # of a tile's columns
                 found[node] = Accumulation("sum", True, serial=node.group, levels=LEVELS, vector=1)

@@ -48,7 +48,7 @@ from fusegen.validation.accumulation import (
 )
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
 from fusegen.validation.columns import chosen_columns, missing_places, taken
-from fusegen.validation.products import as_tf32, flushed, product_error, rounded, unless_too_large
+from fusegen.validation.products import factor_error, product_error, unless_too_large, whole_error
 from fusegen.validation.rearranged import joined, looked_up, viewed
 from fusegen.validation.regrouped import columns_of_groups, rows_of_parts, spread_out
 from fusegen.validation.running import running_product_error, running_sum_error
@@ -156,22 +156,15 @@ def key_in_f32(selection: Node, table: Mapping[Node, Bounded]) -> Bounded:
 
 def product(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded:
     """A matrix product, of factors as they are multiplied."""
-    errors = []
-    for factor, arg in zip(node.inputs, args, strict=True):
-        error = np.broadcast_to(arg.error, arg.value.shape)
-        if how.tf32:
-            error = as_tf32(arg.value, error)
-        elif in_kernel(factor):
-            # codes are multiplied as they are, and sums of each group scaled: 0 * inf may then be an infinity
-            error = np.where(np.isfinite(arg.value), 0.0, np.inf)
-        elif not plain(factor):
-            error = rounded(arg.value, error, how.dtype)
-        if how.flushes:
-            error = flushed(arg.value, error, how.dtype)
-        errors.append(error)
-    (a, b), (a_error, b_error) = (arg.value for arg in args), errors
-    value = apply(node.op, [a, b])
-    return bounded(value, product_error(a, a_error, b, b_error, value, how.summed))
+    value = apply(node.op, [arg.value for arg in args])
+    (a, b), errors = (arg.value for arg in args), [np.broadcast_to(arg.error, arg.value.shape) for arg in args]
+    if node.dtype is i32:
+        return bounded(value, whole_error(a, errors[0], b, errors[1]))
+    a_error, b_error = (
+        factor_error(how, arg.value, error, plain(factor), in_kernel(factor) is not None)
+        for factor, arg, error in zip(node.inputs, args, errors, strict=True)
+    )
+    return bounded(value, product_error(a, a_error, b, b_error, value, how.summed, how.bits))
 
 
 def sizes_of(graph: Graph, arrays: Sequence[Array]) -> Mapping[str, int]:

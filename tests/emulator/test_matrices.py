@@ -19,7 +19,9 @@ pytestmark = needs_compiler
 
 SEEDS = (0, 1, 2)
 NUMBERS = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "tf32": np.dtype(np.float32),
-           "f32": np.dtype(np.float32)}  # fmt: skip
+           "f32": np.dtype(np.float32), "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+           "e5m2": np.dtype(ml_dtypes.float8_e5m2), "fp8": np.dtype(ml_dtypes.float8_e4m3fnuz),
+           "bf8": np.dtype(ml_dtypes.float8_e5m2fnuz), "s8": np.dtype(np.int8), "u8": np.dtype(np.uint8)}  # fmt: skip
 
 
 def distinct(rows: int, columns: int, dtype: np.dtype, seed: int) -> Array:
@@ -37,64 +39,77 @@ def product(a: Array, b: Array, c: Array | float = 0.0) -> Array:
 
 @dataclass(frozen=True)
 class Mma:
-    """mma.sync.aligned.m16n8k`k`.row.col.f32.`number`.`number`.f32."""
+    """mma.sync.aligned.m16n8k`k`.row.col.f32.`number`.`other`.f32, of whole numbers with s32."""
 
     number: str
     k: int
+    other: str = ""  # what B is of, where it is another type
 
     def __str__(self) -> str:
-        return f"{self.number} k{self.k}"
+        return f"{self.number} {self.other} k{self.k}".replace("  ", " ")
+
+    @property
+    def whole(self) -> bool:
+        return self.number in ("s8", "u8")
 
     @property
     def source(self) -> str:
         """d = a b + c, by the figures of the PTX manual: element `i` of a fragment is in row and column of it."""
-        wide = self.number == "tf32"
-        per = 1 if wide else 2
-        kind = "unsigned" if wide else "unsigned short"
+        per = 4 // NUMBERS[self.number].itemsize
+        kind = {1: "unsigned", 2: "unsigned short", 4: "unsigned char"}[per]
+        bits, sums, sum_type, letter = 32 // per, *(("s32", "int", "r") if self.whole else ("f32", "float", "f"))
         a, b = self.k // 4 * 2 // per, self.k // 4 // per  # registers
         names = [f"%{i}" for i in range(8 + a + b)]
-        text = (f"mma.sync.aligned.m16n8k{self.k}.row.col.f32.{self.number}.{self.number}.f32 "
+        text = (f"mma.sync.aligned.m16n8k{self.k}.row.col.{sums}.{self.number}.{self.other or self.number}.{sums} "
                 f"{{{', '.join(names[:4])}}}, {{{', '.join(names[4 : 4 + a])}}}, "
                 f"{{{', '.join(names[4 + a : 4 + a + b])}}}, {{{', '.join(names[4 + a + b :])}}};")  # fmt: skip
         inputs = [f'"r"(ra[{i}])' for i in range(a)] + [f'"r"(rb[{i}])' for i in range(b)]
-        inputs += [f'"f"(c[({"g + 8" if i > 1 else "g"}) * 8 + 2 * t + {i % 2}])' for i in range(4)]
+        inputs += [f'"{letter}"(c[({"g + 8" if i > 1 else "g"}) * 8 + 2 * t + {i % 2}])' for i in range(4)]
         return f"""
-extern "C" __global__ void kernel(const {kind}* a, const {kind}* b, const float* c, float* d) {{
+extern "C" __global__ void kernel(const {kind}* a, const {kind}* b, const {sum_type}* c, {sum_type}* d) {{
   const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
   unsigned ra[{a}] = {{}}, rb[{b}] = {{}};
   for (int i = 0; i < {a * per}; ++i) {{
     const int reg = i / {per}, half = i % {per};
     const unsigned bits = a[(g + reg % 2 * 8) * {self.k} + t * {per} + half + reg / 2 * {4 * per}];
-    ra[reg] |= bits << 16 * half;
+    ra[reg] |= bits << {bits} % 32 * half;
   }}
   for (int i = 0; i < {b * per}; ++i) {{
     const int reg = i / {per}, half = i % {per};
     const unsigned bits = b[(t * {per} + half + reg * {4 * per}) * 8 + g];
-    rb[reg] |= bits << 16 * half;
+    rb[reg] |= bits << {bits} % 32 * half;
   }}
-  float r[4];
+  {sum_type} r[4];
   asm volatile("{text}" // BUG
-               : "=f"(r[0]), "=f"(r[1]), "=f"(r[2]), "=f"(r[3])
+               : "={letter}"(r[0]), "={letter}"(r[1]), "={letter}"(r[2]), "={letter}"(r[3])
                : {", ".join(inputs)});
   for (int i = 0; i < 4; ++i) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = r[i];
 }}
 """
 
 
-MMAS = [Mma("f16", 16), Mma("bf16", 16), Mma("tf32", 8), Mma("f16", 8), Mma("bf16", 8), Mma("tf32", 4)]
+MMAS = [Mma("f16", 16), Mma("bf16", 16), Mma("tf32", 8), Mma("f16", 8), Mma("bf16", 8), Mma("tf32", 4),
+        Mma("s8", 32), Mma("u8", 32)]  # fmt: skip
+ADA_MMAS = [Mma(a, 32, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")]
 
 
 def run_mma(mma: Mma, source: str, *, check: bool, seed: int) -> tuple[Array, Array]:
     """What it gives and what it should."""
-    a, b = distinct(16, mma.k, NUMBERS[mma.number], 1), distinct(mma.k, 8, NUMBERS[mma.number], 2)
-    c, d = distinct(16, 8, np.dtype(np.float32), 3), aligned(np.full((16, 8), np.nan, np.float32))
-    views = [each.view(np.uint32 if mma.number == "tf32" else np.uint16) for each in (a, b)]
+    kinds = NUMBERS[mma.number], NUMBERS[mma.other or mma.number]
+    a, b = distinct(16, mma.k, kinds[0], 1), distinct(mma.k, 8, kinds[1], 2)
+    if kinds[0].itemsize == 1:  # few numbers are whole, and sums of products fit 14 bits
+        rng = np.random.default_rng(seed)
+        least, most = (-4, 5) if not mma.whole else (0, 256) if mma.number == "u8" else (-128, 128)
+        a, b = (aligned(rng.integers(least, most, x.shape).astype(k)) for x, k in zip((a, b), kinds, strict=True))
+    sums = np.dtype(np.int32 if mma.whole else np.float32)
+    c, d = distinct(16, 8, sums, 3), aligned(np.full((16, 8), -1 if mma.whole else np.nan, sums))
+    views = [each.view(f"u{each.itemsize}") for each in (a, b)]
     launch(source, [*views, c, d], check=check, seed=seed, threads=32)
-    return d, product(a, b, c)
+    return d, product(a, b, c).astype(sums)
 
 
 @pytest.mark.parametrize("check", BUILDS)
-@pytest.mark.parametrize("mma", MMAS, ids=str)
+@pytest.mark.parametrize("mma", [*MMAS, *ADA_MMAS], ids=str)
 def test_mma_multiplies(mma: Mma, check: bool) -> None:
     for seed in SEEDS:
         got, want = run_mma(mma, mma.source, check=check, seed=seed)
@@ -105,6 +120,11 @@ def test_mma_multiplies(mma: Mma, check: bool) -> None:
 @pytest.mark.parametrize("mma", MMAS, ids=str)
 def test_mma_is_cuda(mma: Mma, target: Target) -> None:
     compile_for(target, mma.source, threads=32)
+
+
+@pytest.mark.parametrize("mma", ADA_MMAS, ids=str)
+def test_mma_of_8_bit_floats_is_cuda(mma: Mma) -> None:
+    compile_for(H200, mma.source, threads=32)
 
 
 SPECIAL = [2.0**-24, -(2.0**-24), 2.0**-14, 65504.0, -0.0, np.inf, -np.inf, np.nan, 1.0009765625]
@@ -431,6 +451,8 @@ class Mfma:
     builtin: str
     size: int
     number: str
+    other: str = ""  # what B is of, where it is another type
+    narrow: int = 0  # values of 8 bits
 
     def __str__(self) -> str:
         return self.builtin
@@ -438,7 +460,11 @@ class Mfma:
     @property
     def values(self) -> int:
         """Of A and of B in a lane."""
-        return 1 if self.number == "f32" else 4
+        return self.narrow or (1 if self.number == "f32" else 4)
+
+    @property
+    def whole(self) -> bool:
+        return self.number == "s8"
 
     @property
     def k(self) -> int:
@@ -447,17 +473,21 @@ class Mfma:
     @property
     def source(self) -> str:
         results = self.size * self.size // 64
-        kind = {"f16": "_Float16", "bf16": "short", "f32": "float"}[self.number]
-        many = self.values > 1
+        kind = {"f16": "_Float16", "bf16": "short", "f32": "float"}.get(self.number, "unsigned char")
+        many, sum_type = self.values > 1, "int" if self.whole else "float"
+        vector = {4: "int Values", 8: "long Values"}.get(
+            self.narrow, f"{kind} Values" + " __attribute__((ext_vector_type(4)))" * many
+        )
+        fill = "reinterpret_cast<unsigned char*>(&{0})[i]" if self.narrow else "{0}[i]" if many else "{0}"
         return f"""
-typedef {kind} Values{" __attribute__((ext_vector_type(4)))" * many};
-using Sums = float __attribute__((ext_vector_type({results})));
-extern "C" __global__ void kernel(const {kind}* a, const {kind}* b, const float* c, float* d) {{
+typedef {vector};
+using Sums = {sum_type} __attribute__((ext_vector_type({results})));
+extern "C" __global__ void kernel(const {kind}* a, const {kind}* b, const {sum_type}* c, {sum_type}* d) {{
   const int lane = threadIdx.x, place = lane % {self.size}, group = lane / {self.size};
   Values x, y;
   for (int i = 0; i < {self.values}; ++i) {{
-    x{"[i]" * many} = a[place * {self.k} + {self.values} * group + i];
-    y{"[i]" * many} = b[({self.values} * group + i) * {self.size} + place];
+    {fill.format("x")} = a[place * {self.k} + {self.values} * group + i];
+    {fill.format("y")} = b[({self.values} * group + i) * {self.size} + place];
   }}
   const auto at = [&](int i) {{ return (i / 4 * {256 // self.size} + 4 * group + i % 4) * {self.size} + place; }};
   Sums sums;
@@ -476,18 +506,32 @@ MFMAS = [
     Mfma("f32_32x32x2f32", 32, "f32"),
     Mfma("f32_16x16x4f32", 16, "f32"),
 ]
+OF_GFX90A = [Mfma("i32_32x32x8i8", 32, "s8", narrow=4), Mfma("i32_16x16x16i8", 16, "s8", narrow=4)]
+OF_GFX942 = [
+    *(Mfma(f"f32_32x32x16_{a}_{b}", 32, a, b, narrow=8) for a in ("fp8", "bf8") for b in ("fp8", "bf8")),
+    *(Mfma(f"f32_16x16x32_{a}_{b}", 16, a, b, narrow=8) for a in ("fp8", "bf8") for b in ("fp8", "bf8")),
+    Mfma("i32_32x32x16_i8", 32, "s8", narrow=8),
+    Mfma("i32_16x16x32_i8", 16, "s8", narrow=8),
+]
 
 
 def run_mfma(mfma: Mfma, source: str, *, check: bool, seed: int = 0, warp: int = 64) -> tuple[Array, Array]:
     size, k = mfma.size, mfma.k
     a, b = distinct(size, k, NUMBERS[mfma.number], 1), distinct(k, size, NUMBERS[mfma.number], 2)
-    c, d = distinct(size, size, np.dtype(np.float32), 3), aligned(np.full((size, size), np.nan, np.float32))
-    launch(source, [a, b, c, d], check=check, seed=seed, threads=64, warp=warp)
-    return d, product(a, b, c)
+    if mfma.narrow:
+        rng = np.random.default_rng(seed)
+        least, most = (-128, 128) if mfma.whole else (-8, 9)
+        kinds = NUMBERS[mfma.number], NUMBERS[mfma.other or mfma.number]
+        a, b = (aligned(rng.integers(least, most, x.shape).astype(n)) for x, n in zip((a, b), kinds, strict=True))
+    sums = np.dtype(np.int32 if mfma.whole else np.float32)
+    c, d = distinct(size, size, sums, 3), aligned(np.full((size, size), -1 if mfma.whole else np.nan, sums))
+    given = [each.view(np.uint8) if mfma.narrow else each for each in (a, b)]
+    launch(source, [*given, c, d], check=check, seed=seed, threads=64, warp=warp)
+    return d, product(a, b, c).astype(sums)
 
 
 @pytest.mark.parametrize("check", BUILDS)
-@pytest.mark.parametrize("mfma", MFMAS, ids=str)
+@pytest.mark.parametrize("mfma", [*MFMAS, *OF_GFX90A, *OF_GFX942], ids=str)
 def test_mfma_multiplies(mfma: Mfma, check: bool) -> None:
     for seed in SEEDS:
         got, want = run_mfma(mfma, mfma.source, check=check, seed=seed)
@@ -497,6 +541,12 @@ def test_mfma_multiplies(mfma: Mfma, check: bool) -> None:
 @pytest.mark.parametrize("target", [MI250X, MI300X], ids=lambda target: target.arch)
 @pytest.mark.parametrize("mfma", MFMAS, ids=str)
 def test_mfma_is_hip(mfma: Mfma, target: Target) -> None:
+    compile_for(target, mfma.source, threads=64)
+
+
+@pytest.mark.parametrize(("mfma", "target"), [*((m, MI250X) for m in OF_GFX90A), *((m, MI300X) for m in OF_GFX942)],
+                         ids=str)  # fmt: skip
+def test_mfma_of_8_bits_is_hip(mfma: Mfma, target: Target) -> None:
     compile_for(target, mfma.source, threads=64)
 
 

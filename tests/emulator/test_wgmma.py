@@ -15,7 +15,9 @@ from tests.tools import BUILDS, needs_check, needs_compiler
 
 pytestmark = needs_compiler
 
-NUMBERS = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "tf32": np.dtype(np.float32)}
+NUMBERS = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "tf32": np.dtype(np.float32),
+           "e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2": np.dtype(ml_dtypes.float8_e5m2),
+           "s8": np.dtype(np.int8), "u8": np.dtype(np.uint8)}  # fmt: skip
 SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes: the field of a descriptor
 
 
@@ -53,6 +55,7 @@ class Wgmma:
     steps: int = 0
     scale_a: int = 1
     scale_b: int = 1
+    other: str = ""  # what B is of, where it is another type
 
     def __str__(self) -> str:
         a = "registers" if self.registers else "columns" if self.trans_a else "rows"
@@ -61,7 +64,11 @@ class Wgmma:
     @property
     def k(self) -> int:
         """Of one instruction."""
-        return 8 if self.number == "tf32" else 16
+        return 32 // int(NUMBERS[self.number].itemsize)
+
+    @property
+    def whole(self) -> bool:
+        return self.number in ("s8", "u8")
 
     @property
     def depth(self) -> int:
@@ -71,9 +78,13 @@ class Wgmma:
 
     def matrices(self) -> tuple[Array, Array]:
         rng = np.random.default_rng(self.n)
+        kinds = NUMBERS[self.number], NUMBERS[self.other or self.number]
+        least, most = (-128, 128) if self.whole else (-8, 9)
+        if self.number == "u8":
+            least, most = 0, 256
         return tuple(
-            rng.integers(-8, 9, shape).astype(NUMBERS[self.number])
-            for shape in ((64, self.depth), (self.n, self.depth))
+            rng.integers(least, most, shape).astype(kind)
+            for shape, kind in zip(((64, self.depth), (self.n, self.depth)), kinds, strict=True)
         )  # type: ignore[return-value]
 
     def advance(self, transposed: bool, lines: int, stride: int) -> int:
@@ -90,7 +101,7 @@ class Wgmma:
         offset_b = 0 if self.registers else image_a.nbytes
         total = offset_b + b.nbytes
         sums = ", ".join(f"%{i}" for i in range(half))
-        outputs = ", ".join(f'"+f"(d[{i}])' for i in range(half))
+        outputs = ", ".join(f'"+{"r" if self.whole else "f"}"(d[{i}])' for i in range(half))
         if self.registers:
             left = "{" + ", ".join(f"%{half + i}" for i in range(4)) + "}"
             left_in = ", ".join(f'"r"(a[{i}])' for i in range(4))
@@ -98,16 +109,18 @@ class Wgmma:
         else:
             left, left_in, parameter, rest = f"%{half}", '"l"(a)', "unsigned long long a", half + 1
             immediates = f"{int(self.trans_a)}, {int(self.trans_b)}"
-        wide = self.number == "tf32"
-        word = "unsigned" if wide else "unsigned short"
-        immediates = "" if wide else f", {immediates}"
-        name = f"wgmma.mma_async.sync.aligned.m64n{self.n}k{self.k}.f32.{self.number}.{self.number}"
+        size = NUMBERS[self.number].itemsize
+        word = {1: "unsigned char", 2: "unsigned short", 4: "unsigned"}[size]
+        immediates = f", {immediates}" if size == 2 else ""
+        scales = "" if self.whole else f", {self.scale_a}, {self.scale_b}"
+        sum_type, kind = ("int", "s32") if self.whole else ("float", "f32")
+        name = f"wgmma.mma_async.sync.aligned.m64n{self.n}k{self.k}.{kind}.{self.number}.{self.other or self.number}"
         steps = self.steps or self.depth // self.k
         advance_a, advance_b = self.advance(self.trans_a, 64, stride_a), self.advance(self.trans_b, self.n, stride_b)
         call = (
             "for (int i = 0; i < 4; ++i) fragments[step][i] = *reinterpret_cast<const unsigned*>("
             f"left + (threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i % 2 * 8) * {self.depth} + step * {self.k} + "
-            f"threadIdx.x % 4 * {1 if wide else 2} + i / 2 * {self.k // 2});\n    multiply(d, fragments[step], "
+            f"threadIdx.x % 4 * {4 // size} + i / 2 * {self.k // 2});\n    multiply(d, fragments[step], "
             if self.registers
             else f"multiply(d, describe(place + step * {advance_a}, {leading_a}, {stride_a}), "
         )
@@ -116,9 +129,9 @@ __device__ __forceinline__ unsigned long long describe(unsigned place, int leadi
   return (place & 0x3ffff) >> 4 | static_cast<unsigned long long>(leading >> 4) << 16 |
          static_cast<unsigned long long>(stride >> 4) << 32 | {SWIZZLES[self.swizzle]}ull << 62;
 }}
-__device__ __forceinline__ void multiply(float (&d)[{half}], {parameter}, unsigned long long b, int adds) {{
+__device__ __forceinline__ void multiply({sum_type} (&d)[{half}], {parameter}, unsigned long long b, int adds) {{
   asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{rest + 1}, 0;\\n" // WGMMA
-               "{name} {{{sums}}}, {left}, %{rest}, p, {self.scale_a}, {self.scale_b}{immediates};\\n}}"
+               "{name} {{{sums}}}, {left}, %{rest}, p{scales}{immediates};\\n}}"
                : {outputs} : {left_in}, "l"(b), "r"(adds));
 }}
 __device__ __forceinline__ void fence() {{ asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }}
@@ -126,15 +139,15 @@ __device__ __forceinline__ void commit() {{ asm volatile("wgmma.commit_group.syn
 template <int Left>
 __device__ __forceinline__ void wait() {{ asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(Left) : "memory"); }}
 
-extern "C" __global__ void __launch_bounds__(128) kernel(const uint4* image, const {word}* left, float* out) {{
+extern "C" __global__ void __launch_bounds__(128) kernel(const uint4* image, const {word}* left, {sum_type}* out) {{
   extern __shared__ __align__(1024) unsigned char tile[];
   uint4* const pieces = reinterpret_cast<uint4*>(tile);
   for (int i = threadIdx.x; i < {total // 16}; i += 128) pieces[i] = image[i];
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads(); // WRITTEN
   const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(tile));
-  float d[{half}];
-  for (int i = 0; i < {half}; ++i) d[i] = 1000.0f;
+  {sum_type} d[{half}];
+  for (int i = 0; i < {half}; ++i) d[i] = 1000;
   {f"unsigned fragments[{steps}][4];" if self.registers else ""}
   fence(); // FENCE
   for (int step = 0; step < {steps}; ++step) {{
@@ -152,16 +165,17 @@ extern "C" __global__ void __launch_bounds__(128) kernel(const uint4* image, con
 
     def run(self, source: str, *, check: bool, seed: int) -> tuple[Array, Array]:
         a, b = self.matrices()
-        images = [shared_image(b, self.swizzle, self.trans_b)[0]]
+        images = [shared_image(b, self.swizzle, self.trans_b)[0].view(np.uint8)]
         if not self.registers:
-            images.insert(0, shared_image(a, self.swizzle, self.trans_a)[0])
-        image = aligned(np.concatenate(images).view(np.uint8))
-        out = aligned(np.full((64, self.n), np.nan, np.float32))
-        left = aligned(np.ascontiguousarray(a).view(np.uint32 if self.number == "tf32" else np.uint16))
+            images.insert(0, shared_image(a, self.swizzle, self.trans_a)[0].view(np.uint8))
+        image = aligned(np.concatenate(images))
+        kind = np.int32 if self.whole else np.float32
+        out = aligned(np.zeros((64, self.n), kind) if self.whole else np.full((64, self.n), np.nan, kind))
+        left = aligned(np.ascontiguousarray(a).view(f"u{a.itemsize}"))
         launch(source, [image, left, out], check=check, seed=seed, shared_bytes=image.nbytes)
         used = self.k * (self.steps or self.depth // self.k)
         exact = a[:, :used].astype(np.float64) @ b[:, :used].astype(np.float64).T
-        return out, (1000 + self.scale_a * self.scale_b * exact).astype(np.float32)
+        return out, (1000 + self.scale_a * self.scale_b * exact).astype(kind)
 
 
 LAYOUTS = [
@@ -178,6 +192,13 @@ LAYOUTS = [
     Wgmma("tf32", 32, registers=True),
     Wgmma("f16", 8, scale_a=-1),
     Wgmma("f16", 8, scale_b=-1),
+    *(Wgmma("e4m3", 64, swizzle, other="e5m2") for swizzle in SWIZZLES),
+    *(Wgmma("s8", 64, swizzle) for swizzle in SWIZZLES),
+    Wgmma("e5m2", 256, other="e4m3"),
+    Wgmma("e4m3", 8, scale_a=-1),
+    Wgmma("e5m2", 16, registers=True),
+    Wgmma("u8", 256),
+    Wgmma("s8", 32, registers=True),
 ]
 
 
@@ -191,6 +212,38 @@ def test_tf32_takes_no_notice_of_the_low_bits() -> None:
     got, _ = noisy.run(noisy.source(), check=False, seed=0)
     _, want = clean.run(clean.source(), check=False, seed=0)
     assert np.array_equal(got, want)
+
+
+def cut_off(x: Array) -> Array:
+    """14 significant bits, towards zero."""
+    unit = np.exp2(np.floor(np.log2(np.where(x == 0, 1.0, np.abs(x)))) - 13)
+    return np.asarray(np.trunc(x / unit) * unit)
+
+
+def test_sums_of_8_bit_floats_are_14_bits_wide() -> None:
+    """Products and the sum before them lose what lies 13 bits below the first one of the largest."""
+    one = Wgmma("e4m3", 16)
+    rng = np.random.default_rng(3)
+    a, b = (
+        (rng.standard_normal(each.shape) * np.exp2(rng.integers(-4, 5, each.shape))).astype(each.dtype)
+        for each in one.matrices()
+    )
+
+    class Wide(Wgmma):
+        def matrices(self) -> tuple[Array, Array]:
+            return a, b
+
+    wide = Wide("e4m3", 16)
+    got, _ = wide.run(wide.source(), check=False, seed=0)
+    total = np.full((64, 16), 1000.0)
+    for k in range(0, a.shape[1], one.k):
+        left, right = a[:, k : k + one.k].astype(np.float64), b[:, k : k + one.k].astype(np.float64)
+        terms = np.concatenate([left[:, None] * right[None], total[..., None]], -1)
+        unit = np.exp2(np.floor(np.log2(np.abs(terms).max(-1))) - 13)
+        total = cut_off((np.trunc(terms / unit[..., None]) * unit[..., None]).sum(-1))
+    assert np.array_equal(got, total.astype(np.float32))
+    exact = 1000 + a.astype(np.float64) @ b.astype(np.float64).T
+    assert 0.02 < np.abs(got - exact).max() < 2.0, "an ulp at 1000 is 1/16"
 
 
 @pytest.mark.parametrize("check", BUILDS)
@@ -430,7 +483,7 @@ def test_accumulators_may_be_used_again_behind_another_fence(check: bool) -> Non
             PLAIN.run(source.replace("  fence(); // AGAIN\n", ""), check=True, seed=0)
 
 
-@pytest.mark.parametrize("name", ["m64n64k16.f16.f16.f16", "m64n64k32.s32.s8.s8", "m64n64k32.f32.e4m3.e4m3"])
+@pytest.mark.parametrize("name", ["m64n64k16.f16.f16.f16", "m64n64k32.s32.s8.u8", "m64n64k32.f32.e4m3.e4m3"])
 def test_other_numbers_are_refused_by_name(name: str) -> None:
     statement = f'asm("wgmma.mma_async.sync.aligned.{name} %0;" : "+f"(*y));'
     source = f'extern "C" __global__ void kernel(float* y) {{\n  {statement}\n}}'

@@ -243,16 +243,6 @@ def test_wrong_requests(body: Callable[[Any], Any], says: str) -> None:
         chain(M=4, N=8)(spec)
 
 
-def test_products_of_8_bits_are_refused() -> None:
-    K = dims("K")[0]
-
-    def spec(x: f8e4m3[M, K], w: f8e4m3[N, K]) -> f32[M, N]:
-        return x @ w.T
-
-    with pytest.raises(SpecError, match=r"kernels multiply factors of f16, bf16 and f32, and none of 8 bits yet"):
-        chain(M=4, N=8, K=16)(spec)
-
-
 def test_another_storage_type_leaves_8_bits_alone() -> None:
     other = quantized.with_dtype(f16)
     assert [str(t.dtype) for t in (*other.graph.inputs, *other.graph.outputs)] == ["f16", "f8e4m3", "f16"]

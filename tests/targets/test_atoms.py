@@ -125,9 +125,9 @@ def test_targets_name_what_they_have() -> None:
     def names(found: Target, issuer: str) -> set[str]:
         return {atom.instruction for atom in found.atoms if atom.issuer == issuer}
 
-    assert names(H200, "warpgroup") == {"wgmma.mma_async.m64nNk16", "wgmma.mma_async.m64nNk8"}
+    assert names(H200, "warpgroup") == {f"wgmma.mma_async.m64nNk{k}" for k in (8, 16, 32)}
     assert names(B200, "warpgroup") == names(target("cuda:sm_90"), "warpgroup") == set()
-    assert names(B200, "warp") == {"mma.sync.m16n8k16", "mma.sync.m16n8k8"}
+    assert names(B200, "warp") == {f"mma.sync.m16n8k{k}" for k in (8, 16, 32)}
     assert [atom.rows for atom in target("hip:mi300x").atoms_of("warp", f32)] == [32, 16]
 
 

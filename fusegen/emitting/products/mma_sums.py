@@ -10,7 +10,7 @@ from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import UNROLL, all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.emitting.products.reduced import asked, kept, part_words, taken, updated
-from fusegen.language.types import f32
+from fusegen.language.types import F8, f32
 from fusegen.planner.model import Load, Store
 from fusegen.planner.products.gemm import ROW_LANES
 from fusegen.planner.products.parts import OutputGroup
@@ -208,9 +208,13 @@ class SumSpeller(GemmWords):
             "type": atom.word,
             "builtin": atom.instruction,
             "parts": atom.instructions,
+            "halves": atom.factors.bytes == 2,
             "fragment_dims": "[4]" if mma else "",
-            "body": self.spelling.functions.get(f"mma_{plan.dtype.name}", ()),
-            "sums_type": "float" if mma else "Sums",
+            "body": self.spelling.functions.get(f"mma_{'_'.join(self.kinds)}", ()),
+            "promotes": plan.promote > 0,
+            "sum_bits": atom.sum_bits,
+            "sums_type": self.sum_type if mma else "Sums",
+            "sum_type": self.sum_type,
             "sums_dims": "[4]" if mma else "",
             "across": across,
             "down": down,
@@ -222,6 +226,12 @@ class SumSpeller(GemmWords):
             "row": f"{row} + {atom.fragment.row_text(('i', 1))}",
             "col": f"{self.warp_col}n * {atom.cols} + {atom.fragment.col_text(('i', 1))}",
         }
+
+    @property
+    def kinds(self) -> list[str]:
+        """The factors' types by which the instruction's text is found: both of floats of 8 bits."""
+        atom = self.plan.atom
+        return [str(atom.factors), *([str(atom.right_factors)] if atom.factors in F8 else [])]
 
     # ---- the epilogue
 
@@ -396,9 +406,9 @@ class SumSpeller(GemmWords):
             at = "m * sums_stride + n"
             call = self.gather(f"{self.sum_name(place)}_shared", at, output_group.vector)
             if output_group.vector > 1:
-                lines.append(f"const Vec<float, {output_group.vector}> {product.value}_total = {call};")
+                lines.append(f"const Vec<{self.sum_type}, {output_group.vector}> {product.value}_total = {call};")
             else:
-                lines.append(f"const float {product.value} = {call};")
+                lines.append(f"const {self.sum_type} {product.value} = {call};")
         return lines
 
     def group_row(self, output_group: OutputGroup) -> list[str]:
@@ -424,9 +434,10 @@ class SumSpeller(GemmWords):
         lines = []
         for place, product in enumerate(output_group.contractions):
             if self.plan.run:
-                lines.append(f"const float {product.value} = {self.sum_name(place)}_sums{self.own_sum(output_group)};")
+                own = f"{self.sum_name(place)}_sums{self.own_sum(output_group)}"
+                lines.append(f"const {self.sum_type} {product.value} = {own};")
             elif output_group.vector > 1:
-                lines.append(f"const float {product.value} = {product.value}_total.at[j];")
+                lines.append(f"const {self.sum_type} {product.value} = {product.value}_total.at[j];")
 
         def read(load: Load) -> str:
             place = "_vec[v]" if load in each else "_vec"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusegen.emitting.dialect import VALUE_TYPES
 from fusegen.emitting.products.words import ProductWords
 from fusegen.language.types import f32
 from fusegen.planner.products.gemm import GemmPlan
@@ -54,6 +55,11 @@ class GemmWords(ProductWords):
     @property
     def element(self) -> str:
         return self.ctype(self.plan.dtype)
+
+    @property
+    def sum_type(self) -> str:
+        """The C type of a sum."""
+        return VALUE_TYPES[self.plan.atom.sum_type]
 
     @property
     def size(self) -> int:

@@ -54,6 +54,13 @@ class WgmmaSpeller(CopySpeller):
             "stage": f"({mn}_bytes / 16)",
         }
 
+    @property
+    def own_rows(self) -> str:
+        """Bytes to a group's rows in a slice of the left factor."""
+        if self.tile.schedule == "pingpong":
+            return ""
+        return f" + own * {f'{self.tile.parts} * ' * (self.tile.parts > 1)}{self.size('segment_bytes')}"
+
     def descriptor(self, operand: Operand) -> str:
         return " | ".join(name for name, *_ in self.fields(operand))
 
@@ -80,7 +87,7 @@ class WgmmaSpeller(CopySpeller):
             {
                 "test": " || ".join(map(self.in_output_group, output_groups)) if several else "",
                 "name": "_across" if several and not along else "",
-                "transposed": "".join(f", {int(not a)}" for a in lies) if plan.dtype is not f32 else "",
+                "transposed": "".join(f", {int(not a)}" for a in lies) if plan.dtype.bytes == 2 else "",
                 **self.factor(plan.output_groups[output_groups[0]].rights[0], "right"),
             }
             for along, output_groups in found.items()
@@ -109,7 +116,8 @@ class WgmmaSpeller(CopySpeller):
 
     def instruction(self) -> Mapping[str, Any]:
         """The registers of one wgmma, by number: sums, the left factor or its descriptor, the right one's, add."""
-        sums, count = self.tile.sums, 4 if self.plan.prologue else 1
+        sums, count, atom = self.tile.sums, 4 if self.plan.prologue else 1, self.tile.atom
+        constraint = "f" if atom.sum_type is f32 else "r"
         left = [f"%{sums + i}" for i in range(count)]
         rows = [range(first, min(first + 16, sums)) for first in range(0, sums, 16)]
         pairs = [range(first, min(first + 4, sums)) for first in range(0, sums, 4)]
@@ -122,9 +130,26 @@ class WgmmaSpeller(CopySpeller):
             "sums": [", ".join(f"%{i}" for i in row) + end for row, end in zip(rows, comma, strict=True)],
             "factors": f"{'{' + ', '.join(left) + '}' if self.plan.prologue else left[0]}, %{sums + count}",
             "outputs": [
-                ", ".join(f'"+f"(sums[{i}])' for i in row) + end for row, end in zip(pairs, after, strict=True)
+                ", ".join(f'"+{constraint}"(sums[{i}])' for i in row) + end
+                for row, end in zip(pairs, after, strict=True)
             ],
             "inputs": ", ".join([*names, '"l"(right)']),
+            "types": ".".join([str(atom.sum_type) if atom.sum_type is f32 else "s32", *atom.words]),
+            "scales": ", 1, 1" if atom.sum_type is f32 else "",  # whole numbers have none: PTX ISA, "wgmma.mma_async"
+            "constraint": constraint,
+        }
+
+    def promoted(self) -> Mapping[str, str] | None:
+        """When sums in registers of their own begin, and when they are added to the tile's."""
+        slices, steps = self.plan.promoted_slices, self.plan.steps
+        if not slices:
+            return None
+        if slices == 1:
+            return {"slices": "each slice", "adds": "k != 0", "ends": ""}
+        return {
+            "slices": f"each {slices} slices",
+            "adds": f"(step % {slices} | k) != 0",
+            "ends": f"step % {slices} == {slices - 1} || step == {steps - 1}",
         }
 
     # ---- blocks that share a tile
@@ -269,6 +294,8 @@ class WgmmaSpeller(CopySpeller):
         """Where the first sum of a pair lies: pair r8 of columns n8 of a box, or columns n of a tile."""
         fragment, pair = self.tile.atom.fragment, (("n8", 4), ("r8", 2))
         return {
+            "type": VALUE_TYPES[self.tile.atom.sum_type],
+            "zero": ZEROS[self.tile.atom.sum_type],
             "row": fragment.row_text(*pair),
             "col": fragment.col_text(*pair),
             "tile_col": fragment.col_text(("n", 4)),
@@ -308,7 +335,8 @@ class WgmmaSpeller(CopySpeller):
         lines = []
         for place, contraction in enumerate(output_group.contractions):
             offset = f" + {place * self.plan.finished // 2}" if place else ""
-            lines.append(f"const float {contraction.value} = {self.sums}[i][sum_at{offset} + j];")
+            kind = VALUE_TYPES[contraction.atom.sum_type]
+            lines.append(f"const {kind} {contraction.value} = {self.sums}[i][sum_at{offset} + j];")
 
         def read(load: Load) -> str:
             place = f"[{self.pair_number}]" if load.when == "ahead" else "[n8][r8]"
@@ -422,6 +450,7 @@ class WgmmaSpeller(CopySpeller):
             "tile_step": f"gridDim.x / {tile.cluster}" if tile.cluster > 1 else "gridDim.x",
             "releasing": self.releasing(),
             "release": self.release("before"),
+            "release_now": self.release("stage"),
             "left": self.factor(plan.left[0], "left"),
             "ways": self.ways(),
             "descriptor_fields": self.fields(
@@ -435,7 +464,7 @@ class WgmmaSpeller(CopySpeller):
             "step": self.step,
             "box": self.swizzled(),
             "batch": any(self.names_batch(output_group) for output_group in plan.output_groups),
-            "type": tile.atom.word,
+            "promote": self.promoted(),
             "atom_k": tile.atom.k,
             "atom_rows": tile.atom.rows,
             "staging": f"({BUFFERS} * {self.size('box_bytes')})"
@@ -449,7 +478,7 @@ class WgmmaSpeller(CopySpeller):
             "slices": slices,
             "ahead": self.ahead() if plan.pairs_ahead > 1 else None,
             "producers": 2 if slices else 1,
-            "own_rows": f" + own * {self.size('segment_bytes')}" if tile.schedule == "cooperative" else "",
+            "own_rows": self.own_rows,
             "names_row": not plan.deferred_store
             or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in output_groups),
             "first_row": f"own * {tile.group_rows} + " if tile.schedule == "cooperative" else "",

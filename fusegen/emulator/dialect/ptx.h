@@ -28,6 +28,13 @@ SIMT_INLINE PtxRegister ptx_register(T&& value) {
   return {ptx_in<u32>(value), nullptr};
 }
 
+// For an instruction that writes a register later, of f32 or s32.
+template <class T>
+SIMT_INLINE PtxSum ptx_sum(T& variable) {
+  static_assert(sizeof(T) == 4, "an accumulator has 32 bits");
+  return {&variable};
+}
+
 // Of the constraint "n", whatever its type: of the width of an immediate that is written out.
 template <class T>
 SIMT_INLINE constexpr u32 ptx_immediate(T value) {

@@ -118,7 +118,9 @@ using Combine = void (*)(void** slots, u64 lanes);
 void warp_collect(u64 mask, void* slot, Combine combine, int line);
 
 // --- matrix instructions: all lanes of the warp, each with its fragments. `d` holds the addend, then the result.
-enum class Number : u32 { f16, bf16, tf32, f32 };
+enum class Number : u32 { f16, bf16, tf32, f32, e4m3, e5m2, e4m3fnuz, e5m2fnuz, s8, u8 };
+constexpr bool of_8_bits(Number number) { return number >= Number::e4m3; }
+constexpr bool is_whole(Number number) { return number >= Number::s8; }
 
 // The bits of the nearest tf32, whose lower 13 are 0: ties away from zero, or to even. What is not finite loses those
 // bits, too, as in the code for sm_80.
@@ -128,8 +130,11 @@ inline u32 nearest_tf32(u32 bits, bool to_even) {
   return (finite ? bits + (to_even ? tie - 1 + (bits >> 13 & 1) : tie) : bits) & kept;
 }
 
-void mma(Number number, u32 k, const u32* a, const u32* b, float* d, int line);  // m16n8k`k` of a warp of 32
-void mfma(Number number, u32 size, const void* a, const void* b, float* d, int modifiers, int line);  // of 64 lanes
+// m16n8k`k` of a warp of 32, of numbers of these types; `d`: f32, of whole numbers s32
+void mma(Number left, Number right, u32 k, const u32* a, const u32* b, void* d, int line);
+// Of 64 lanes, each with `values` numbers of A and of B.
+void mfma(Number left, Number right, u32 size, u32 values, const void* a, const void* b, void* d, int modifiers,
+          int line);
 void load_matrices(u32 count, bool transposed, u64 address, u32* fragments, int line);  // ldmatrix: 8x8 of 16 bits
 void store_matrices(u32 count, u64 address, const u32* fragments, int line);  // stmatrix
 
@@ -141,20 +146,26 @@ struct PtxRegister {
   inline __attribute__((always_inline)) operator u32() const { return bits; }
 };
 
+// An accumulator that an instruction writes later: where it lies.
+struct PtxSum {
+  void* place;
+};
+
 // --- wgmma, by the warpgroups of a block: n / 2 accumulators by reference, then the operands of the instruction
 struct WgmmaOperand {
   u64 bits;
 
   const u32* place = nullptr;  // of a register that is read until the wait
 
-  inline __attribute__((always_inline)) WgmmaOperand(float& sum) : bits(reinterpret_cast<u64>(&sum)) {}
+  inline __attribute__((always_inline)) WgmmaOperand(const PtxSum& sum) : bits(reinterpret_cast<u64>(sum.place)) {}
   inline __attribute__((always_inline)) WgmmaOperand(const PtxRegister& value) : bits(value.bits), place(value.place) {}
   inline __attribute__((always_inline)) WgmmaOperand(u64 value) : bits(value) {}
   inline __attribute__((always_inline)) WgmmaOperand(u32 value) : bits(value) {}
   inline __attribute__((always_inline)) WgmmaOperand(int value) : bits(static_cast<u64>(i64{value})) {}
   inline __attribute__((always_inline)) WgmmaOperand(bool value) : bits(value) {}
 };
-void wgmma(Number number, u32 n, const WgmmaOperand* operands, u32 count, int line);
+// `a` and `b`: what the factors are numbers of.
+void wgmma(Number a, Number b, u32 n, const WgmmaOperand* operands, u32 count, int line);
 void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(u32 allowed);

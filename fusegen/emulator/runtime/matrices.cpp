@@ -28,6 +28,49 @@ void multiply_add(double* d, const float* a, const float* b, u32 m, u32 n, u32 k
   }
 }
 
+// Products are exact; they and the addend are aligned to the largest of them, and lose what lies more than 13 bits below
+// its first one; the sum loses what is more than 13 bits below its own (Khattak & Mikaitis, "Accurate Models of NVIDIA
+// Tensor Cores", 2025: FP8 on H100, all 32 products of an instruction together). The exponent is that of the product,
+// where the machine may take the sum of both factors': what is lost here is as much or more.
+constexpr int narrow_bits = 13;
+
+static double cut_off(double value, int exponent) {
+  return __builtin_ldexp(__builtin_trunc(__builtin_ldexp(value, narrow_bits - exponent)), exponent - narrow_bits);
+}
+
+// The sum and `k` products, which are added at once.
+static double add_narrow(double sum, const float* left, const float* right, u32 k) {
+  float largest = static_cast<float>(__builtin_fabs(sum));
+  bool finite = __builtin_isfinite(largest);
+  for (u32 depth = 0; depth < k; ++depth) {
+    const float size = __builtin_fabsf(left[depth] * right[depth]);
+    largest = size > largest ? size : largest;
+    finite = finite && size <= 0x1p100f;
+  }
+  if (!finite) {  // an infinity or NaN decides
+    for (u32 depth = 0; depth < k; ++depth) sum += static_cast<double>(left[depth]) * right[depth];
+    return sum;
+  }
+  if (largest == 0.0f) return sum;
+  const int exponent = static_cast<int>(__builtin_bit_cast(u32, largest) >> 23) - 127;
+  const float scale = __builtin_bit_cast(float, static_cast<u32>(127 + narrow_bits - exponent) << 23);
+  int units = static_cast<int>(static_cast<float>(sum) * scale);
+  for (u32 depth = 0; depth < k; ++depth) units += static_cast<int>(left[depth] * right[depth] * scale);
+  sum = static_cast<double>(units) / scale;
+  return units ? cut_off(sum, __builtin_ilogb(sum)) : sum;
+}
+
+void multiply_add_narrow(double* d, const float* a, const float* b, u32 m, u32 n, u32 k, u32 at_once) {
+  for (u32 row = 0; row < m; ++row) {
+    for (u32 column = 0; column < n; ++column) {
+      for (u32 depth = 0; depth < k; depth += at_once) {
+        double& sum = d[row * n + column];
+        sum = add_narrow(sum, a + row * k + depth, b + column * k + depth, at_once);
+      }
+    }
+  }
+}
+
 float rounded(double sum) {
   return __builtin_isnan(sum) ? __builtin_bit_cast(float, 0x7fffffffu) : static_cast<float>(sum);
 }
@@ -57,72 +100,87 @@ static void require_warp_of(u32 lanes, const char* what, int line) {
 // --- mma.sync
 
 struct MmaLane {
-  Number number;
+  Number left;
+  Number right;
   u32 k;
   const u32* a;
   const u32* b;
-  float* d;
+  void* d;
 };
+
+static float value_in(Number number, u32 bits, u32 i) {  // of a register
+  if (of_8_bits(number)) return narrow_value(number, static_cast<unsigned char>(bits >> 8 * i));
+  return number == Number::tf32 ? tf32_value(bits) : value_of(number, static_cast<u16>(bits >> 16 * i));
+}
 
 static void multiply_lanes(void** slots, u64 lanes) {
   require_whole_warp(lanes, "mma.sync");
   const MmaLane& first = *static_cast<MmaLane*>(slots[0]);
   const u32 k = first.k;
-  const bool wide = first.number == Number::tf32;
-  const u32 values = wide ? 1 : 2;  // of a register
-  float a[16 * 16], b[16 * 8];
+  const bool whole = is_whole(first.left), narrow = of_8_bits(first.left) && !whole;
+  const u32 values = of_8_bits(first.left) ? 4 : first.left == Number::tf32 ? 1 : 2;  // of a register
+  float a[16 * 32], b[32 * 8];
   double d[16 * 8];
   for (u32 lane = 0; lane < 32; ++lane) {
     const MmaLane& mine = *static_cast<MmaLane*>(slots[lane]);
     const u32 group = lane / 4, in_group = lane % 4;
-    if (mine.number != first.number || mine.k != k) {
+    if (mine.left != first.left || mine.right != first.right || mine.k != k) {
       fail_for(fiber_of(warp_of(*current_fiber()), lane), 0, Fault::divergent_warp,
                "lane %u executes another mma.sync than lane 0", lane);
     }
     for (u32 i = 0; i < k / 4; ++i) {  // of this lane's values of B; for each, two rows of A
-      const u32 half = i % values, step = i / values;
-      const u32 depth = values * (4 * step + in_group) + half;
-      auto value = [&](u32 bits) {
-        return wide ? tf32_value(bits) : value_of(first.number, static_cast<u16>(bits >> 16 * half));
-      };
-      a[group * k + depth] = value(mine.a[2 * step]);
-      a[(group + 8) * k + depth] = value(mine.a[2 * step + 1]);
-      b[depth * 8 + group] = value(mine.b[step]);
+      const u32 part = i % values, step = i / values;
+      const u32 depth = values * (4 * step + in_group) + part;
+      a[group * k + depth] = value_in(first.left, mine.a[2 * step], part);
+      a[(group + 8) * k + depth] = value_in(first.left, mine.a[2 * step + 1], part);
+      b[narrow ? group * k + depth : depth * 8 + group] = value_in(first.right, mine.b[step], part);
     }
     for (u32 i = 0; i < 4; ++i) {
-      d[(group + i / 2 * 8) * 8 + 2 * in_group + i % 2] = mine.d[i];
+      const double held = whole ? static_cast<const int*>(mine.d)[i] : static_cast<const float*>(mine.d)[i];
+      d[(group + i / 2 * 8) * 8 + 2 * in_group + i % 2] = held;
     }
   }
-  multiply_add(d, a, b, 16, 8, k);
+  if (narrow) {
+    multiply_add_narrow(d, a, b, 16, 8, k, 16);  // at once: Khattak & Mikaitis, as above, of Ada
+  } else {
+    multiply_add(d, a, b, 16, 8, k);
+  }
   for (u32 lane = 0; lane < 32; ++lane) {
-    float* out = static_cast<MmaLane*>(slots[lane])->d;
+    void* out = static_cast<MmaLane*>(slots[lane])->d;
     for (u32 i = 0; i < 4; ++i) {
-      out[i] = rounded(d[(lane / 4 + i / 2 * 8) * 8 + 2 * (lane % 4) + i % 2]);
+      const double sum = d[(lane / 4 + i / 2 * 8) * 8 + 2 * (lane % 4) + i % 2];
+      if (whole) {
+        static_cast<u32*>(out)[i] = static_cast<u32>(static_cast<i64>(sum));  // modulo 2^32
+      } else {
+        static_cast<float*>(out)[i] = rounded(sum);
+      }
     }
   }
 }
 
-void mma(Number number, u32 k, const u32* a, const u32* b, float* d, int line) {
+void mma(Number left, Number right, u32 k, const u32* a, const u32* b, void* d, int line) {
   require_warp_of(32, "mma.sync", line);
-  MmaLane lane{number, k, a, b, d};
+  MmaLane lane{left, right, k, a, b, d};
   warp_collect(0xffffffffu, &lane, multiply_lanes, line);
 }
 
-// --- MFMA: size x size results, four values of A and of B a lane, one of f32
+// --- MFMA: size x size results; of A and of B a lane has four values, one of f32, of 8 bits four or eight
 
 struct MfmaLane {
-  Number number;
+  Number left;
+  Number right;
   u32 size;
+  u32 values;
   const void* a;
   const void* b;
-  float* d;
-
-  u32 values() const { return number == Number::f32 ? 1 : 4; }
-  float value(const void* of, u32 i) const {
-    if (number == Number::f32) return *static_cast<const float*>(of);
-    return value_of(number, static_cast<const u16*>(of)[i]);
-  }
+  void* d;
 };
+
+static float value_at(Number number, const void* of, u32 i) {
+  if (number == Number::f32) return *static_cast<const float*>(of);
+  if (of_8_bits(number)) return narrow_value(number, static_cast<const unsigned char*>(of)[i]);
+  return value_of(number, static_cast<const u16*>(of)[i]);
+}
 
 // Row of element i in this lane; its column is the lane's number modulo the size.
 static u32 mfma_row(u32 size, u32 lane, u32 i) {
@@ -133,40 +191,48 @@ static u32 mfma_row(u32 size, u32 lane, u32 i) {
 static void multiply_wave(void** slots, u64 lanes) {
   require_whole_warp(lanes, "a matrix instruction");
   const MfmaLane& first = *static_cast<MfmaLane*>(slots[0]);
-  const u32 size = first.size, values = first.values(), k = 64 / size * values, results = size * size / 64;
-  float a[32 * 8], b[32 * 8];
+  const u32 size = first.size, values = first.values, k = 64 / size * values, results = size * size / 64;
+  const bool whole = is_whole(first.left);
+  float a[32 * 16], b[32 * 16];
   double d[32 * 32];
   for (u32 lane = 0; lane < 64; ++lane) {
     const MfmaLane& mine = *static_cast<MfmaLane*>(slots[lane]);
-    if (mine.number != first.number || mine.size != size) {
+    if (mine.left != first.left || mine.right != first.right || mine.size != size) {
       fail_for(fiber_of(warp_of(*current_fiber()), lane), 0, Fault::divergent_warp,
                "lane %u executes another matrix instruction than lane 0", lane);
     }
     const u32 place = lane % size;
     for (u32 i = 0; i < values; ++i) {
       const u32 depth = lane / size * values + i;
-      a[place * k + depth] = mine.value(mine.a, i);
-      b[depth * size + place] = mine.value(mine.b, i);
+      a[place * k + depth] = value_at(first.left, mine.a, i);
+      b[depth * size + place] = value_at(first.right, mine.b, i);
     }
     for (u32 i = 0; i < results; ++i) {
-      d[mfma_row(size, lane, i) * size + place] = mine.d[i];
+      const double held = whole ? static_cast<const int*>(mine.d)[i] : static_cast<const float*>(mine.d)[i];
+      d[mfma_row(size, lane, i) * size + place] = held;
     }
   }
   multiply_add(d, a, b, size, size, k);
   for (u32 lane = 0; lane < 64; ++lane) {
-    float* out = static_cast<MfmaLane*>(slots[lane])->d;
+    void* out = static_cast<MfmaLane*>(slots[lane])->d;
     for (u32 i = 0; i < results; ++i) {
-      out[i] = rounded(d[mfma_row(size, lane, i) * size + lane % size]);
+      const double sum = d[mfma_row(size, lane, i) * size + lane % size];
+      if (whole) {
+        static_cast<u32*>(out)[i] = static_cast<u32>(static_cast<i64>(sum));  // modulo 2^32
+      } else {
+        static_cast<float*>(out)[i] = rounded(sum);
+      }
     }
   }
 }
 
-void mfma(Number number, u32 size, const void* a, const void* b, float* d, int modifiers, int line) {
+void mfma(Number left, Number right, u32 size, u32 values, const void* a, const void* b, void* d, int modifiers,
+          int line) {
   require_warp_of(64, "this matrix instruction", line);
   if (modifiers != 0) {
     fail(Fault::trap, line, "the emulator has no model of a matrix instruction with cbsz, abid or blgp; give zeros");
   }
-  MfmaLane lane{number, size, a, b, d};
+  MfmaLane lane{left, right, size, values, a, b, d};
   warp_collect(~u64{0}, &lane, multiply_wave, line);
 }
 

@@ -1,4 +1,5 @@
-// wgmma.mma_async: 64 x n += 64 x 16 times 16 x n (of tf32, 8 deep) by the 128 threads of a warpgroup, some time before they wait for it.
+// wgmma.mma_async: 64 x n += 64 x 16 times 16 x n (of tf32 8 deep, of 8 bits 32) by the 128 threads of a warpgroup, some
+// time before they wait for it.
 //
 // When it reads and writes is open until then. So it does at once in the plain schedule; in an adversarial one the
 // accumulators are NaN until the wait, and the shared memory and the registers of A are read then. All threads of the warpgroup meet where they
@@ -14,7 +15,8 @@
 namespace simt {
 
 struct WgmmaIssue {
-  Number number;
+  Number number;  // of A,
+  Number other;   // and of B
   u32 n;
   const WgmmaOperand* operands;
   u32 count;
@@ -101,6 +103,13 @@ static void read_matrix(const Wgmma& operation, const SharedMatrix& matrix, floa
       }
       return;
     }
+    if (of_8_bits(matrix.number)) {
+      for (u32 i = 0; i < 16; ++i) {
+        const auto bits = static_cast<unsigned char>(place[i]);
+        to[row * per_row + (depth + i) * per_depth] = narrow_value(matrix.number, bits);
+      }
+      return;
+    }
     u16 values[8];
     std::memcpy(values, place, sizeof values);
     for (u32 i = 0; i < 8; ++i) {
@@ -116,6 +125,15 @@ static u32 fragment_bits(const WgmmaOperand& fragment) {
 }
 
 static void read_fragments(const Wgmma& operation, float* a) {
+  if (of_8_bits(operation.number)) {
+    for (u32 i = 0; i < 16 * warpgroup_threads; ++i) {
+      const u32 thread = i / 16, part = i % 16 / 4, byte = i % 4, lane = thread % 32;
+      const u32 row = thread / 32 * 16 + lane / 4 + part % 2 * 8, depth = lane % 4 * 4 + byte + part / 2 * 16;
+      const u32 bits = fragment_bits(operation.fragments[thread * 4 + part]);
+      a[row * 32 + depth] = narrow_value(operation.number, static_cast<unsigned char>(bits >> 8 * byte));
+    }
+    return;
+  }
   if (operation.number == Number::tf32) {
     for (u32 i = 0; i < 4 * warpgroup_threads; ++i) {
       const u32 thread = i / 4, part = i % 4, lane = thread % 32;
@@ -154,17 +172,30 @@ static void land(Wgmma& operation) {
   } else {
     read_matrix(operation, operation.a, space.a.data(), depth, 1);
   }
-  read_matrix(operation, operation.b, space.b.data(), 1, n);
+  const bool whole = is_whole(operation.number), narrow = of_8_bits(operation.number) && !whole;
+  read_matrix(operation, operation.b, space.b.data(), narrow ? depth : 1, narrow ? 1 : n);
   for (float& value : space.a) {
     value *= operation.sign;
   }
   for (u32 i = 0; operation.adds && i < warpgroup_threads * each; ++i) {
-    const float addend = operation.addends.empty() ? *operation.sums[i] : operation.addends[i];
-    space.sums[place_of(i / each, i % each, n)] = addend;
+    const float* addend = operation.addends.empty() ? operation.sums[i] : &operation.addends[i];
+    int bits;
+    std::memcpy(&bits, addend, sizeof bits);
+    space.sums[place_of(i / each, i % each, n)] = whole ? bits : static_cast<double>(*addend);
   }
-  multiply_add(space.sums.data(), space.a.data(), space.b.data(), 64, n, depth);
+  if (narrow) {
+    multiply_add_narrow(space.sums.data(), space.a.data(), space.b.data(), 64, n, depth, depth);
+  } else {
+    multiply_add(space.sums.data(), space.a.data(), space.b.data(), 64, n, depth);
+  }
   for (u32 i = 0; i < warpgroup_threads * each; ++i) {
-    *operation.sums[i] = rounded(space.sums[place_of(i / each, i % each, n)]);
+    const double sum = space.sums[place_of(i / each, i % each, n)];
+    if (whole) {  // modulo 2^32
+      const u32 bits = static_cast<u32>(static_cast<i64>(sum));
+      std::memcpy(operation.sums[i], &bits, sizeof bits);
+    } else {
+      *operation.sums[i] = rounded(sum);
+    }
   }
   operation.landed = true;
 }
@@ -175,8 +206,11 @@ static Warpgroup& warpgroup_of(const Fiber& fiber) {
   return block_of(fiber).warpgroups[fiber.linear / warpgroup_threads];
 }
 
+static bool told_how_they_lie(Number number) { return number == Number::f16 || number == Number::bf16; }
+
 static bool takes_descriptor(const WgmmaIssue& issue) {
-  return issue.count == issue.n / 2 + (issue.number == Number::tf32 ? 5 : 7);
+  const u32 scales = is_whole(issue.number) ? 0 : 2, turns = told_how_they_lie(issue.number) ? 2 : 0;
+  return issue.count == issue.n / 2 + 3 + scales + turns;
 }
 
 static void require_agreement(const Warpgroup& group) {
@@ -186,7 +220,8 @@ static void require_agreement(const Warpgroup& group) {
   for (u32 thread = 1; thread < warpgroup_threads; ++thread) {
     const WgmmaIssue& other = *group.issues[thread];
     const Fiber& fiber = block.fibers[group.first_thread + thread];
-    bool same = other.number == first.number && other.n == first.n && other.count == first.count;
+    bool same = other.number == first.number && other.other == first.other && other.n == first.n &&
+                other.count == first.count;
     for (u32 i = uniform; same && i < first.count; ++i) {
       same = other.operands[i].bits == first.operands[i].bits;
     }
@@ -213,22 +248,24 @@ static Wgmma operation_of(const Warpgroup& group) {
   operation.site = first.site;
   operation.a_in_registers = !takes_descriptor(first);
   const WgmmaOperand* rest = first.operands + each;
-  const bool told = first.number != Number::tf32;  // how matrices lie
+  const bool told = told_how_they_lie(first.number);
   if (operation.a_in_registers) {
     rest += 4;
   } else {
-    operation.a = {rest->bits, 64, told && rest[5].bits != 0};
+    operation.a = {rest->bits, 64, first.number, told && rest[5].bits != 0};
     ++rest;
   }
-  operation.b = {rest[0].bits, first.n, told && rest[operation.a_in_registers ? 4 : 5].bits != 0};
+  operation.b = {rest[0].bits, first.n, first.other, told && rest[operation.a_in_registers ? 4 : 5].bits != 0};
   operation.adds = rest[1].bits != 0;
-  for (u32 i = 2; i < 4; ++i) {
+  const bool scaled = !is_whole(first.number);
+  for (u32 i = 2; scaled && i < 4; ++i) {
     const int scale = static_cast<int>(rest[i].bits);
     if (scale != 1 && scale != -1) {
       fail_at(Fault::tensor, first.site, 0, "a scale of %d for wgmma.mma_async; 1 and -1 are possible", scale);
     }
   }
-  operation.sign = static_cast<float>(static_cast<int>(rest[2].bits) * static_cast<int>(rest[3].bits));
+  const int sign = scaled ? static_cast<int>(rest[2].bits) * static_cast<int>(rest[3].bits) : 1;
+  operation.sign = static_cast<float>(sign);
   for (u32 thread = 0; thread < warpgroup_threads; ++thread) {
     const WgmmaOperand* mine = group.issues[thread]->operands;
     for (u32 i = 0; i < each; ++i) {
@@ -303,7 +340,7 @@ static void start(Warpgroup& group) {
   group.pending.push_back(std::move(operation));
 }
 
-void wgmma(Number number, u32 n, const WgmmaOperand* operands, u32 count, int line) {
+void wgmma(Number a, Number b, u32 n, const WgmmaOperand* operands, u32 count, int line) {
   Fiber& fiber = *current_fiber();
   Block& block = block_of(fiber);
   fiber.line = line;
@@ -322,7 +359,7 @@ void wgmma(Number number, u32 n, const WgmmaOperand* operands, u32 count, int li
          "this thread is at wgmma.mma_async on line %d while others of its warpgroup are at the one on line %d", line,
          group.line);
   }
-  WgmmaIssue issue{number, n, operands, count, __builtin_return_address(0)};
+  WgmmaIssue issue{a, b, n, operands, count, __builtin_return_address(0)};
   group.issues[fiber.linear - group.first_thread] = &issue;
   fiber.wgmma.arrived = true;
   if (++group.arrived < warpgroup_threads) {

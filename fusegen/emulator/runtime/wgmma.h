@@ -32,19 +32,20 @@ struct Span {
   bool meets(const char* place, u64 bytes) const { return place < high && low < place + bytes; }
 };
 
-// 64 x 16 of A, or 16 x n of B, in shared memory; of tf32 8 deep.
+// 64 x 16 of A, or 16 x n of B, in shared memory; of tf32 8 deep, of 8 bits 32.
 struct SharedMatrix {
   u64 descriptor;
   u32 rows;         // of A, or columns of B
+  Number number;
   bool transposed;  // rows, and not the depth, are contiguous
 };
 
 struct Wgmma {
-  Number number;
+  Number number;  // of A; of B one as wide
   u32 n;
   u32 group;
 
-  u32 chunk() const { return number == Number::tf32 ? 4 : 8; }  // elements of 16 bytes
+  u32 chunk() const { return of_8_bits(number) ? 16 : number == Number::tf32 ? 4 : 8; }  // elements of 16 bytes
   u32 depth() const { return 2 * chunk(); }
 
   bool a_in_registers;
@@ -54,7 +55,7 @@ struct Wgmma {
   float sign;  // of the product
   const void* site;
   std::vector<WgmmaOperand> fragments;  // of A: four registers a thread
-  std::vector<float*> sums;    // n / 2 a thread
+  std::vector<float*> sums;    // n / 2 a thread; of whole numbers s32 in the same places
   std::vector<float> addends;  // likewise; none if an earlier instruction gives them
   Span spans[warpgroup_threads] = {};  // from a thread's first accumulator to its last, mostly one array
   bool landed = false;

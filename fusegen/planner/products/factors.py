@@ -12,11 +12,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fusegen.language.graph import Graph, Tensor, once_per_graph
+from fusegen.language.graph import Graph, Tensor, factor_kind, once_per_graph
 from fusegen.language.products import Split, split
-from fusegen.language.types import size_of
+from fusegen.language.types import DType, size_of
 from fusegen.planner.model import Access, Layout, Param, RowDim
 from fusegen.planner.pieces import VECTOR_BYTES, named_dims, params_of, stride_name
+from fusegen.targets.base import Target
+
+
+def lacking(graph: Graph, target: Target) -> str:
+    """The types of the first product's factors that the target has no matrix unit for, `f8e4m3 and f8e5m2`; "" where
+    it multiplies all of them."""
+    for node in graph.products:
+        kinds = [graph.factor_types[node]] * 2
+        if kinds[0].narrow:
+            kinds = [factor_kind(a, graph.storage) for a in node.inputs]
+        if not any((a.factors, a.right_factors) == tuple(kinds) for a in target.atoms):
+            return " and ".join(dict.fromkeys(map(str, kinds)))
+    return ""
+
+
+def no_unit(target: Target, what: str, left: DType, right: DType) -> str:
+    """That there is no such instruction for those factors; of 8 bits, for which ones there is."""
+    kinds = " and ".join(dict.fromkeys((str(left), str(right))))
+    there = dict.fromkeys(str(a.factors) for a in target.atoms if a.factors.narrow)
+    has = f"; of 8 bits it multiplies {', '.join(there)}" if left.narrow and there else ""
+    return f"{target.arch} has no {what} for factors of {kinds}{has}"
 
 
 @dataclass(frozen=True, slots=True)

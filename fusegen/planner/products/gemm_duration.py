@@ -18,13 +18,13 @@ import math
 from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Graph
-from fusegen.language.types import DType, f32, size_of
+from fusegen.language.types import F8, DType, f32, size_of
 from fusegen.planner.model import Access, Cost
 from fusegen.planner.products.gemm import GemmTile, run_of, shared_bytes
 from fusegen.planner.products.product_cost import floors, product_traffic
 from fusegen.planner.rows.duration import COPY_SHARE, LAUNCH_US, resident_blocks
 from fusegen.planner.time import overlapped
-from fusegen.targets.atoms import Atom
+from fusegen.targets.atoms import F32_BITS, Atom
 from fusegen.targets.base import Target
 
 # ---- bytes
@@ -43,6 +43,11 @@ SECTOR_BYTES = 32
 # ---- multiplying
 # of the data sheet's rate, where that takes warpgroups: 6.03 cycles an instruction on an H200, not 4
 MMA_SYNC_SHARE = 0.66
+# of 8-bit floats there, which become halves before they are multiplied (NVIDIA/cutlass#1986): predicted, not measured
+BY_HALVES_SHARE = 0.5
+PROMOTED_REGISTERS = (
+    16  # for sums of an instruction on their way to a thread's own: without them ptxas spilled 20 bytes
+)
 SUMS_US = 2.5  # from the last product of a tile of 128 x 256 to its end, where no other block hides it,
 THROUGH_US = 1.5  # and more where sums go through shared memory
 # Where copies are interleaved with the products these take longer, and slices are waited for less. At 4096 and 16384
@@ -158,7 +163,8 @@ def gemm_registers(tile: GemmTile, atom: Atom, dtype: DType, products: int) -> i
     unrolled whole, loads ahead."""
     sums = products * tile.accumulators(atom)
     fragments = (tile.warp_rows + products * tile.warp_cols) * atom.k * dtype.bytes // (2 * atom.threads)
-    return 56 + sums + fragments * max(1, tile.k // (4 * atom.k))
+    promoted = PROMOTED_REGISTERS if atom.sum_bits < F32_BITS else 0
+    return 56 + promoted + sums + fragments * max(1, tile.k // (4 * atom.k))
 
 
 def estimate(graph: Graph, target: Target, work: ProductWork) -> Cost:
@@ -201,6 +207,8 @@ def multiply_us(target: Target, work: ProductWork, blocks: int, resident: int) -
     tile = work.tile
     own = pace_of(work)
     instructions = MMA_SYNC_SHARE if target.wgmma else 1.0
+    if target.wgmma and work.dtype in F8:
+        instructions *= BY_HALVES_SHARE
     rate = own.share * instructions * target.product_tflops(work.dtype) * 1e6 / target.sms  # flop per us of one SM
     share = own.burden(64, 64, 128, 256) / own.burden(
         tile.warp_rows, tile.warp_cols * work.products, tile.rows, tile.cols * work.products, work.narrow

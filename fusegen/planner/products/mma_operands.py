@@ -24,6 +24,7 @@ from fusegen.planner.products.output_groups import (
 )
 from fusegen.planner.products.parts import Coding, Operand
 
+LEAST_COPY_BYTES = 4
 MOST_STREAMED_ROWS = 64  # rows: one slice-K group's sums fill its registers then
 
 
@@ -117,7 +118,7 @@ def left_factors(drawn: MmaDraft) -> tuple[Operand, ...]:
     for name, place, use in tensors:
         access = drawn.accesses[name, place]
         line = access.line if place == "left" else -1
-        copied = drawn.target.async_copies and access.mode == "vector" and access.dtype is drawn.dtype
+        copied = copies(drawn, access, line == use.k_axis) and access.dtype is drawn.dtype
         transport: Transport = "cp.async" if copied and len(tensors) == 1 else "plain"
         found.append(operand(drawn, access, "rows", line == use.k_axis, transport))
     return tuple(found)
@@ -134,7 +135,7 @@ def right_factors(drawn: MmaDraft) -> Mapping[Node, Operand]:
             continue
         use = Use(product.right.operand, "right", product.right.transposed)
         transport: Transport = "plain"
-        if drawn.target.async_copies and access.mode == "vector":
+        if copies(drawn, access, access.line == use.k_axis):
             transport = "cp.async evict-first" if read_once(drawn, access) else "cp.async"
         found[product.node] = operand(drawn, access, "cols", access.line == use.k_axis, transport)
     if len(drawn.groups) == 1:
@@ -185,6 +186,13 @@ def read_once(drawn: MmaDraft, access: Access) -> bool:
     )
 
 
+def copies(drawn: MmaDraft, access: Access, along: bool) -> bool:
+    """Can asynchronous copies bring it as the tile has it? They move 4 bytes or more (PTX ISA, cp.async), and ldmatrix
+    turns elements of 16 bits, none of 8."""
+    whole = access.mode == "vector" and access.vector_bytes >= LEAST_COPY_BYTES
+    return drawn.target.async_copies and whole and (along or not access.dtype.narrow)
+
+
 def operand(drawn: MmaDraft, access: Access, mn: Literal["rows", "cols"], along: bool, transport: Transport) -> Operand:
     names = {t.name: value_names(drawn.hoisted)[t.node] for t in drawn.hoisted.inputs}
     last = len(drawn.dims) - 1
@@ -194,7 +202,7 @@ def operand(drawn: MmaDraft, access: Access, mn: Literal["rows", "cols"], along:
         access=access,
         mn=mn,
         along=along,
-        tile_along=along or not drawn.target.async_copies,
+        tile_along=along or not drawn.target.async_copies or access.dtype.narrow,
         transport=transport,
         width=access.vector if access.mode == "vector" else 1,
         pointer=f"{names[access.tensor]}_ptr",

@@ -32,7 +32,7 @@ from fusegen.language.types import DType, f8e4m3, f32, i8, size_of
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, need_countable
 from fusegen.planner.model import Access, Layout, Load
-from fusegen.planner.products.factors import product_dims, product_params
+from fusegen.planner.products.factors import no_unit, product_dims, product_params
 from fusegen.planner.products.gemm import (
     CODES_STEP,
     ROW_LANES,
@@ -84,8 +84,9 @@ def holds_groups(drawn: MmaDraft, tile: GemmTile, atom: Atom, cols: int) -> bool
 
 def draft(graph: Graph, target: Target, layout: Layout) -> MmaDraft:
     hoisted, parts = taken_apart(graph)
-    if not target.atoms_of("warp", dtype := parts.lefts[0].dtype):
-        raise NoMatch(f"{target.arch} has no matrix instruction of a warp for factors of {dtype}")
+    first = parts.products[0]
+    if not target.atoms_of("warp", first.left.dtype, first.right.dtype):
+        raise NoMatch(no_unit(target, "matrix instruction of a warp", first.left.dtype, first.right.dtype))
     if len(parts.lefts) > 1:
         raise NoMatch(f"{len(parts.lefts)} left factors; the products of one kernel share theirs")
     coded = [p.right for p in parts.products if p.right.scaled]
@@ -140,6 +141,7 @@ def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
         for output_group in spans_of(drawn, contractions, by_tensor, tile.cols, min(drawn.chunk, run or drawn.chunk))
     )
     accesses = tuple(drawn.accesses.values())
+    promote = atom.k if drawn.promote(atom) else 0  # as often as an instruction is issued, which costs no registers
     statistics = len(drawn.parts.statistics)
     evict_first = all(f.evict_first for f in right.values())
     askew = max(lying(f.access, hoisted) for f in (*left, *right.values()))
@@ -166,10 +168,11 @@ def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
         shared_bytes=shared_bytes(tile, drawn.dtype, drawn.together, statistics, run, drawn.share),
         cost=estimate(graph, target, work),
         decisions=decisions(graph),
-        rounding=product_rounding(graph, target),
+        rounding=product_rounding(graph, target, atom.sum_bits, promote),
         tile=tile,
         k=drawn.k,
         dtype=drawn.dtype,
+        promote=promote,
         output_groups=output_groups,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from fusegen.language.types import f32, size_of
+from fusegen.language.types import size_of
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.gemm import (
     GemmTile,
@@ -20,7 +20,7 @@ from fusegen.planner.products.parts import Coding, Operand
 from fusegen.targets.atoms import Atom
 
 # rows x cols x k, stages, warps down x across: of one product in an output group, and of two. k is in elements of two
-# bytes; f32 has half as many.
+# bytes; f32 has half as many, 8 bits twice.
 TILES: Mapping[int, tuple[GemmTile, ...]] = {
     1: (
         GemmTile(128, 256, 64, 4, 2, 4, persistent=True),
@@ -92,7 +92,7 @@ def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
 
 def atom_of(drawn: MmaDraft, streams: bool = False) -> Atom:
     """Tiles take the largest that a warp issues; few rows the smallest, which has the fewest."""
-    found = drawn.target.atoms_of("warp", drawn.dtype)
+    found = drawn.target.atoms_of("warp", drawn.dtype, drawn.right_dtype)
     return found[-1] if streams else found[0]
 
 
@@ -185,10 +185,10 @@ def can_persist(drawn: MmaDraft, tile: GemmTile) -> bool:
     A thread keeps the address of each chunk, and from slice to slice these differ by constants: of factors that lie
     along K and are copied as they are. Ragged columns and Ks cost registers that are not there: ptxas
     spilled 8 to 92 bytes. Sums that go through shared memory would have to take the ring's place, which holds the next
-    tile's slices by then. f32 factors and clusters were not measured.
+    tile's slices by then. Factors of f32 and of 8 bits, and clusters, were not measured.
     """
     factors = (*drawn.left, *drawn.rights.values())
-    if drawn.dtype is f32 or drawn.parts.statistics or drawn.parts.lefts[0].operand is None:
+    if drawn.dtype.bytes != 2 or drawn.parts.statistics or drawn.parts.lefts[0].operand is None:
         return False
     if tile.cluster > 1 or drawn.k % (tile.stages * tile.k):
         return False
@@ -220,4 +220,4 @@ def chunks_fit(factor: Operand, tile: GemmTile, slice_k_threads: int, chunk: int
     if not factor.tile_along and extent & (extent - 1):
         return False
     beside = (tile.k if factor.along else extent) // chunk
-    return slice_k_threads % beside == 0 and extent * tile.k // chunk % slice_k_threads == 0
+    return beside > 0 and slice_k_threads % beside == 0 and extent * tile.k // chunk % slice_k_threads == 0

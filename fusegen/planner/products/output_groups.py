@@ -21,7 +21,11 @@ from fusegen.planner.pieces import statements
 from fusegen.planner.products.parts import Contraction, OutputGroup, Prologue
 from fusegen.planner.ranges import fits
 from fusegen.planner.rewrites import hoist_scales
+from fusegen.targets.atoms import F32_BITS, Atom
 from fusegen.targets.base import Target
+
+PROMOTED = 128
+"""Of K, after which sums of few bits are added in f32: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, 3.3.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,19 @@ class ProductDraft:
 
     @property
     def dtype(self) -> DType:
-        """Of the factors."""
+        """Of the factors; of the left ones, where right ones are of another type."""
         return self.parts.products[0].left.dtype
+
+    @property
+    def right_dtype(self) -> DType:
+        return self.parts.products[0].right.dtype
+
+    def promote(self, atom: Atom) -> int:
+        """How many of K are summed apart by that instruction, and then added in f32: what the author says, or what an
+        instruction needs that keeps few bits of its sums. The fewest of all products that are summed together."""
+        usual = PROMOTED if atom.sum_bits < F32_BITS else 0
+        found = [usual if p.node.promote is None else p.node.promote for p in self.parts.products]
+        return min((each for each in found if each), default=0)
 
     @cached_property
     def k(self) -> int:

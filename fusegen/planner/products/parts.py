@@ -119,7 +119,7 @@ class Contraction:
     left: Left
     right: Operand
     atom: Atom
-    accumulators: int  # f32 values of one thread
+    accumulators: int  # sums of one thread
     value: str
 
 
@@ -173,7 +173,8 @@ class ProductWork:
     row_dims: tuple[RowDim, ...]
     tile: ProductTile
     k: int  # K
-    dtype: DType  # of the factors
+    dtype: DType  # of the factors, or of the left ones
+    promote: int = 0  # sums of so many of K begin at 0, and are added in f32; 0: all are added where they are made
     output_groups: tuple[OutputGroup, ...]
     hoisted: Graph
 

@@ -23,6 +23,7 @@ from fusegen.planner.cost import count_bytes, unfused_kernels
 from fusegen.planner.model import TensorTraffic, Traffic, Value
 from fusegen.planner.pieces import argument, arrays, bytes_of, digits, roundings
 from fusegen.planner.rewrites import hoist_scales
+from fusegen.targets.atoms import F32_BITS
 from fusegen.targets.base import Target
 
 
@@ -166,8 +167,9 @@ def wave_text(tiles: int, places: int, split_k: int = 1) -> str:
 F16_RANGE = " (in f16 what is beyond 65504 is an infinity, and below 6.1e-5 bits are lost)"
 
 
-def product_rounding(graph: Graph, target: Target) -> tuple[str, ...]:
-    """Where values of a chain with products are rounded; between those places everything is f32."""
+def product_rounding(graph: Graph, target: Target, sum_bits: int = F32_BITS, promote: int = 0) -> tuple[str, ...]:
+    """Where values of a chain with products are rounded; between those places everything is f32. `sum_bits`: those that
+    the instruction keeps of sums of floats, which begin at 0 each `promote` elements of K and are then added in f32."""
     lowered = hoist_scales(graph)
     lines, narrow = [], False
     for product in split(lowered).products:
@@ -183,6 +185,9 @@ def product_rounding(graph: Graph, target: Target) -> tuple[str, ...]:
         lines = lines or [f"factors as they are, and only their products scaled by {moved}"]
     if f32 in lowered.factor_types.values() and not target.multiplies_f32:
         lines.append("factors to the nearest tf32, 11 significant bits")
+    if sum_bits < F32_BITS:
+        of = f"{promote} products, which are added in f32" if promote else "all products"
+        lines.append(f"to {sum_bits} significant bits sums of {of}")
     return (*dict.fromkeys(lines), *roundings(graph))
 
 

@@ -16,6 +16,9 @@ run. Operands as large as the result come through the ring behind a tile's slice
       K         what is summed over, a constant
 
 f32 is rounded to tf32 by the tensor copies, to nearest (CUDA driver API, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32).
+
+8-bit floats are summed in 14 bits. So their sums are *promoted*: those of a slice, or of some, begin at 0 in registers
+of their own, and are added to the tile's in f32, while the other group multiplies.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ class WgmmaTile(ProductTile):
     @property
     def group_rows(self) -> int:
         """Rows whose sums one group of warps holds."""
-        return self.rows if self.schedule == "pingpong" else self.atom.rows
+        return self.rows if self.schedule == "pingpong" else max(self.atom.rows, self.rows // CONSUMERS)
 
     @property
     def held_rows(self) -> int:
@@ -183,6 +186,11 @@ class WgmmaWork(ProductWork):
         return LINE_BYTES // self.dtype.bytes
 
     @property
+    def promoted_slices(self) -> int:
+        """Whose sums begin at 0 and are added in f32; 0: none are."""
+        return self.promote // self.line
+
+    @property
     def slices(self) -> int:
         """Of what is summed, the last one filled up with zeros."""
         return -(-self.k // self.line)
@@ -232,7 +240,8 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
 
     @property
     def summed(self) -> Summed:
-        return Summed(self.tile.split_k, self.steps * self.line) if self.tile.split_k > 1 else Summed()
+        split_k = self.tile.split_k
+        return Summed(split_k, self.steps * self.line if split_k > 1 else 0, self.promote)
 
     @property
     def configuration(self) -> str:

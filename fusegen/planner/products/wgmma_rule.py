@@ -32,7 +32,16 @@ from fusegen.planner.matching import NoMatch, NotFor
 from fusegen.planner.model import Access, Layout, Load, Param, Store
 from fusegen.planner.parts import Transport
 from fusegen.planner.pieces import VECTOR_BYTES
-from fusegen.planner.products.factors import Use, access_of, line_of, product_dims, product_params, uses, widest
+from fusegen.planner.products.factors import (
+    Use,
+    access_of,
+    line_of,
+    no_unit,
+    product_dims,
+    product_params,
+    uses,
+    widest,
+)
 from fusegen.planner.products.gemm_duration import lying
 from fusegen.planner.products.output_groups import (
     Group,
@@ -82,6 +91,15 @@ def tiles_of_many(atom: Atom) -> tuple[WgmmaTile, ...]:
     )
 
 
+def promoted_tiles(atom: Atom) -> tuple[WgmmaTile, ...]:
+    """The same where sums are promoted: a thread has registers for 128 sums and for those of 64 rows that come to them,
+    or for twice 96. Both groups multiply by turns, and each adds while the other one multiplies."""
+    largest = WgmmaTile(256, 128, 4, "cooperative", atom=atom), WgmmaTile(128, 192, 4, "cooperative", atom=atom)
+    return tuple(
+        replace(tile, cluster=cluster, group=group) for tile in largest for cluster in (1, 2) for group in (8, 16)
+    )
+
+
 def tiles_of_few(atom: Atom) -> tuple[WgmmaTile, ...]:
     """Where those would leave SMs without a tile: other widths, and tiles that several blocks sum together."""
     return (
@@ -101,8 +119,9 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     if not target.wgmma:
         raise NotFor(f"{target.arch} has no wgmma; sm_90a has")
     hoisted, parts = taken_apart(graph)
-    if not target.atoms_of("warpgroup", dtype := parts.lefts[0].dtype):
-        raise NoMatch(f"{target.arch} has no wgmma for factors of {dtype}")
+    first = parts.products[0]
+    if not target.atoms_of("warpgroup", first.left.dtype, first.right.dtype):
+        raise NoMatch(no_unit(target, "wgmma", first.left.dtype, first.right.dtype))
     found = groups(hoisted, parts)
     check(hoisted, parts, found)
     drafts = {
@@ -181,7 +200,7 @@ class WgmmaDraft(ProductDraft):
             found[name] = access_of(hoisted, dims, layout, use, word, width)
         draft = cls(graph, hoisted, target, layout, parts, found_groups, dims, schedule, found, factors)
         draft.check_ways()
-        draft.check_f32()
+        draft.check_along()
         return draft
 
     def check_ways(self) -> None:
@@ -198,16 +217,16 @@ class WgmmaDraft(ProductDraft):
                     "across it\n  lay them alike, as in x @ w.T for all of them"
                 )
 
-    def check_f32(self) -> None:
-        """Raises NoMatch for factors of f32 that lie across K or are computed: in shared memory the instruction
-        takes lines of tf32 along K only (PTX ISA, "wgmma.mma_async": imm-trans is for f16 and bf16)."""
-        if self.dtype is not f32:
+    def check_along(self) -> None:
+        """Raises NoMatch for factors that lie across K, or are computed, where these are none of 16 bits."""
+        if not self.atom.along_k:
             return
         if self.matrix is not None:
-            raise NoMatch(f"the left factor is computed from {self.matrix.name} of f32; wgmma prepares halves")
+            raise NoMatch(f"the left factor is computed from {self.matrix.name} of {self.dtype}; wgmma prepares halves")
         for name, use in self.factors.items():
             if line_of(use, self.layout) != use.k_axis:
-                raise NoMatch(f"{name} is of f32 and lies across the summed axis; wgmma takes f32 along it only")
+                kind = use.tensor.dtype
+                raise NoMatch(f"{name} is of {kind} and lies across the summed axis; wgmma takes {kind} along it only")
 
     def plan(self, tile: WgmmaTile) -> WgmmaPlan:
         graph = self.graph
@@ -219,6 +238,7 @@ class WgmmaDraft(ProductDraft):
             tile=tile,
             k=self.k,
             dtype=self.dtype,
+            promote=self.promote(tile.atom),
             output_groups=self.output_groups(tile),
         )
         return WgmmaPlan(
@@ -234,7 +254,7 @@ class WgmmaDraft(ProductDraft):
             folded=False,
             shared_bytes=self.shared_bytes(tile),
             decisions=decisions(graph),
-            rounding=product_rounding(graph, self.target),
+            rounding=product_rounding(graph, self.target, tile.atom.sum_bits, work.promote),
             cost=estimate(work),
         )
 
@@ -258,6 +278,7 @@ class WgmmaDraft(ProductDraft):
         found = spans_of(self, contractions, self.access, width, 2)
         vectors = [load.access for output_group in found for load in output_group.loads if not load.access.strided]
         few = len(found) == 1 and sum(access.dtype.bytes for access in vectors) <= MOST_EARLY_BYTES
+        few = few and not self.promote(tile.atom)  # whose sums take the registers
         return tuple(
             replace(
                 output_group,
@@ -269,12 +290,12 @@ class WgmmaDraft(ProductDraft):
 
     @cached_property
     def atom(self) -> Atom:
-        (found,) = self.target.atoms_of("warpgroup", self.dtype)
+        (found,) = self.target.atoms_of("warpgroup", self.dtype, self.right_dtype)
         return found
 
     @cached_property
     def many(self) -> tuple[WgmmaTile, ...]:
-        return tiles_of_many(self.atom)
+        return (promoted_tiles if self.promote(self.atom) else tiles_of_many)(self.atom)
 
     @cached_property
     def rights(self) -> Mapping[Node, Operand]:
@@ -292,6 +313,11 @@ class WgmmaDraft(ProductDraft):
         whole = need_whole_groups(self.groups, self.hoisted)  # columns that a tile has to have
         if whole and (tile.cols // self.together != whole or tile.split_k > 1):
             return False
+        if (promote := self.promote(tile.atom)) and tile.parts > 1:
+            if promote > LINE_BYTES // self.dtype.bytes:  # sums of both parts would wait
+                return False
+            if self.brings:  # boxes of so many rows are longer than a slice of the right factor
+                return False
         if tile not in self.many and (self.extents[-1] <= FEW_ROWS or not self.few(tile)):
             return False
         if tile.cols // self.together // tile.split_k % LEAST_COLS:
@@ -329,6 +355,7 @@ class WgmmaDraft(ProductDraft):
         blocks of a cluster is worth more: there others than the usual ones have them as well."""
         yield from (tile for tile in self.many if tile.schedule == self.schedule)
         few = [replace(tile, rows=self.even_rows) for tile in tiles_of_few(self.atom) if tile.schedule == self.schedule]
+        few = [tile for tile in few if tile not in self.many]
         yield from few
         if any(lying(right.access, self.graph) > 1.0 for right in self.rights.values()):
             yield from (replace(tile, cluster=2) for tile in few if tile.split_k == 1)
@@ -380,6 +407,12 @@ class WgmmaDraft(ProductDraft):
             elif param.kind == "pointer":
                 found.append(self.map(param, tile))
         return tuple(found)
+
+    @property
+    def brings(self) -> bool:
+        """Do operands of the epilogue come by tensor copies?"""
+        beside = (a for a in self.access.values() if not a.output and a.tensor not in self.factors)
+        return any(map(self.is_mapped, beside))
 
     def is_mapped(self, access: Access) -> bool:
         return access.tensor in self.factors or access.vector == VECTOR_COLS

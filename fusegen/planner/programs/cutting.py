@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.language.graph import CASTS, ROUNDS, Graph, Kind, Node, Operator, Tensor, once_per_graph, plain, shown_by
+from fusegen.language.graph import FITTED, ROUNDS, Graph, Kind, Node, Operator, Tensor, once_per_graph, plain, shown_by
 from fusegen.language.naming import value_names
 from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
@@ -28,7 +28,7 @@ def candidates(graph: Graph) -> tuple[Node, ...]:
             wanted.update((node, node.inputs[0]))
         elif node.op.kind is Kind.SCATTER:
             wanted.update((node, node.inputs[-1]))
-        if node.op.name in CASTS:
+        if node.op.name in FITTED:
             wanted.add(node)
         if len(graph.users[node]) > 1 or node in graph.names:
             wanted.add(node)
@@ -55,7 +55,7 @@ def storage_types(graph: Graph) -> Mapping[Node, DType]:
     outputs = {t.node for t in graph.outputs}
     table: dict[Node, DType] = {}
     for node in graph.nodes:
-        cast = CASTS.get(node.op.name)
+        cast = FITTED.get(node.op.name)
         if cast is not None or node.dtype is not f32:
             table[node] = cast or node.dtype
             continue
@@ -171,7 +171,7 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
         if node.op.kind is Kind.PRODUCT:
             wanted = graph.factor_types[node]
             arguments = [
-                m if a not in loose or is_stored(shown_by(a), wanted) else rounded_to(wanted, m)
+                m if a not in loose or is_stored(shown_by(a), wanted) or wanted.narrow else rounded_to(wanted, m)
                 for a, m in zip(node.inputs, arguments, strict=True)
             ]
         made[node] = replace(node, inputs=tuple(arguments))

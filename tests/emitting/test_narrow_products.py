@@ -1,0 +1,246 @@
+"""Products of 8-bit factors: what is planned and refused, what kernels compute, and what a missed promotion costs."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fusegen
+from fusegen import Chain, bf16, chain, dims, f8e4m3, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f16, f32, i8, i32, u8
+from fusegen import ops as F
+from fusegen.emitting.rendering import render
+from fusegen.errors import SpecError
+from fusegen.language.reference import reference
+from fusegen.language.types import TensorType
+from fusegen.planner import candidates
+from fusegen.planner.model import Layout, Plan, Source, Summed
+from fusegen.planner.products.gemm import GemmPlan
+from fusegen.planner.products.wgmma import WgmmaPlan
+from fusegen.planner.programs import program_instead
+from fusegen.runtime import Kernel
+from fusegen.runtime.finding import find
+from fusegen.targets import A100, H200, L40S, MI300X, Target
+from fusegen.targets.hip import MI250X
+from fusegen.validation import validate
+from fusegen.validation.bounds import analyse
+from tests.tools import needs_compiler
+
+M, N, K = dims("M N K")
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+
+@chain(M=300, N=264, K=400)
+def scaled(x: f8e4m3[M, K], w: f8e4m3[N, K], sx: f32[M, 1], sw: f32[N]) -> bf16[M, N]:
+    return (x @ w.T) * sx * sw
+
+
+@chain(M=300, N=264, K=400)
+def mixed(x: f8e5m2[M, K], w: f8e4m3[N, K]) -> f32[M, N]:
+    return F.matmul(x, w.T, promote=256)
+
+
+@chain(M=300, N=264, K=400)
+def whole(x: i8[M, K], w: i8[N, K]) -> i32[M, N]:
+    return x @ w.T
+
+
+@chain(M=300, N=264, K=400)
+def unsigned(x: u8[M, K], w: u8[N, K], sw: f32[N], r: bf16[M, N]) -> bf16[M, N]:
+    return F.relu((x @ w.T) * sw) + r
+
+
+@chain(M=300, N=264, K=400)
+def across(x: i8[M, K], w: i8[K, N]) -> i32[M, N]:
+    return x @ w
+
+
+@chain(M=300, N=264, K=400)
+def fnuz(x: f8e4m3fnuz[M, K], w: f8e5m2fnuz[N, K], sx: f32[M, 1]) -> f32[M, N]:
+    return (x @ w.T) * sx
+
+
+@chain(M=128, N=128, K=8192)
+def deep(x: f8e4m3[M, K], w: f8e4m3[N, K]) -> f32[M, N]:
+    return x @ w.T
+
+
+@chain(M=128, N=128, K=8192)
+def unpromoted(x: f8e4m3[M, K], w: f8e4m3[N, K]) -> f32[M, N]:
+    return F.matmul(x, w.T, promote=0)
+
+
+def first(spec: Chain, gpu: Target, kind: type[Plan], **sizes: int) -> Plan:
+    found = candidates(spec.graph.at(**sizes), gpu)
+    return next(plan for plan in found.need() if isinstance(plan, kind))
+
+
+def emulated(plan: Plan) -> Kernel:
+    source = render(plan)
+
+    def variant(layout: Layout) -> tuple[Source, None]:
+        return source, None
+
+    return Kernel(source, None, find(plan.target, "emulator"), variant)
+
+
+# ---------------------------------------------------------------- plans
+
+
+def test_sums_of_8_bit_floats_are_promoted_by_themselves() -> None:
+    plan = first(scaled, H200, WgmmaPlan)
+    assert plan.summed == Summed(promote=128), "a slice of 128 bytes"
+    assert plan.rounding[0] == "to 14 significant bits sums of 128 products, which are added in f32"
+    assert first(mixed, H200, WgmmaPlan).summed.promote == 256
+    assert first(unpromoted, H200, WgmmaPlan).rounding[0] == "to 14 significant bits sums of all products"
+    assert first(whole, H200, WgmmaPlan).summed.promote == 0, "exact"
+    assert first(scaled, L40S, GemmPlan).summed.promote == 32, "an instruction's products, which costs no registers"
+
+
+def test_promoted_sums_leave_a_thread_registers_enough() -> None:
+    for plan in candidates(scaled.graph.at(M=8192, N=8192, K=8192), H200).plans:
+        if isinstance(plan, WgmmaPlan):
+            held = plan.tile.parts * plan.tile.sums + plan.tile.sums
+            assert held <= 192, plan.configuration
+            assert plan.tile.parts == 1 or plan.promoted_slices == 1
+
+
+def test_the_data_sheet_says_what_8_bits_are_worth() -> None:
+    plan = first(scaled, H200, WgmmaPlan, M=8192, N=8192, K=8192)
+    assert plan.cost.floor_us == pytest.approx(2 * 8192**3 / (H200.narrow_tflops * 1e6))
+    assert H200.product_tflops(i8) == pytest.approx(2 * H200.matrix_tflops, rel=1e-3)
+
+
+def test_what_lies_across_the_summed_axis_is_the_general_rule_s() -> None:
+    found = candidates(across.graph.at(N=272), H200)
+    assert {plan.rule for plan in found.plans} == {"gemm"}
+    refused = {r.rule: r.reason for r in found.refusals}
+    assert refused["wgmma"] == "w is of i8 and lies across the summed axis; wgmma takes i8 along it only"
+
+
+def test_types_that_a_target_does_not_multiply_are_refused() -> None:
+    said = {r.rule: r.reason for r in candidates(scaled.graph, A100).refusals}["gemm"]
+    has = "; of 8 bits it multiplies i8, u8"
+    assert said == f"sm_80 has no matrix instruction of a warp for factors of f8e4m3{has}"
+    said = {r.rule: r.reason for r in candidates(mixed.graph, MI300X).refusals}["gemm"]
+    has = "; of 8 bits it multiplies f8e4m3fnuz, f8e5m2fnuz, i8"
+    assert said == f"gfx942 has no matrix instruction of a warp for factors of f8e5m2 and f8e4m3{has}"
+
+
+def test_a_cast_before_a_product_is_a_kernel_of_its_own() -> None:
+    @chain(M=512, N=512, K=512)
+    def quantized(x: bf16[M, K], w: f8e4m3[N, K], sw: f32[N]) -> bf16[M, N]:
+        q, s = F.quantize(x, f8e4m3)
+        return (q @ w.T) * s * sw
+
+    program = program_instead(candidates(quantized.graph, H200))
+    assert program is not None
+    assert [step.plan.rule for step in program.steps] == ["rowwise", "wgmma"]
+
+
+# ---------------------------------------------------------------- what is no product
+
+
+def refused(function: object, said: str, **operands: TensorType) -> None:
+    out = i32 if all(t.dtype in (i8, u8) for t in operands.values()) else f32
+    function.__annotations__ = {**operands, "return": out[M, N]}
+    function.__name__ = "wrong"  # type: ignore[attr-defined]
+    with pytest.raises(SpecError, match=said):
+        chain(M=8, N=8, K=8)(function)  # type: ignore[arg-type]
+
+
+def test_factors_that_do_not_meet_are_a_sentence() -> None:
+    refused(lambda x, w: x @ w.T, "whole numbers and others", x=i8[M, K], w=f8e4m3[N, K])
+    refused(lambda x, w: x @ w.T, "the factors have different types", x=i8[M, K], w=u8[N, K])
+    refused(lambda x, w: x @ w.T, "the factors have different types", x=bf16[M, K], w=f8e4m3[N, K])
+    refused(lambda x, w: x @ w.T, "found i32 where a factor of floats, of i8", x=i32[M, K], w=i8[N, K])
+    refused(lambda x, w: (x + 1) @ w.T, "found i32 where a factor of floats, of i8", x=i8[M, K], w=i8[N, K])
+    refused(lambda x, w: F.relu(x) @ w.T, "a factor of 8 bits meets one that is computed", x=f16[M, K], w=f8e4m3[N, K])
+    refused(lambda x, w: F.matmul(x, w.T, promote=64), "promote=64; it is None, 0, or", x=f8e4m3[M, K], w=f8e4m3[N, K])
+    refused(lambda x, w: F.matmul(x, w.T, promote=128), "is of factors of 8-bit floats", x=bf16[M, K], w=bf16[N, K])
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def operands_of(spec: Chain, rng: np.random.Generator) -> list[np.ndarray]:
+    """Whole numbers whose sums fit 14 bits: every order of adding them up gives the same."""
+    made = []
+    for tensor in spec.graph.inputs:
+        shape = tuple(spec.graph.sizes[str(size)] if not isinstance(size, int) else size for size in tensor.shape)
+        least, most = {i8: (-128, 128), u8: (0, 256)}.get(tensor.dtype, (-3, 4))
+        made.append(rng.integers(least, most, shape).astype(tensor.dtype.numpy))
+    return made
+
+
+CASES = [
+    (scaled, H200, {"M": 300, "N": 136, "K": 272}),
+    (scaled, H200, {"M": 20, "N": 40, "K": 144}),
+    (scaled, H200, {"M": 70, "N": 136, "K": 1040}),  # blocks share tiles
+    (mixed, H200, {"M": 70, "N": 136, "K": 656}),
+    (unpromoted, H200, {"M": 70, "N": 136, "K": 144}),
+    (whole, H200, {"M": 300, "N": 136, "K": 400}),
+    (whole, H200, {"M": 70, "N": 136, "K": 1040}),
+    (unsigned, H200, {"M": 140, "N": 136, "K": 272}),
+    (across, H200, {"M": 70, "N": 48, "K": 133}),
+    (whole, A100, {"M": 37, "N": 75, "K": 83}),
+    (whole, A100, {"M": 8, "N": 64, "K": 528}),
+    (scaled, L40S, {"M": 37, "N": 75, "K": 83}),
+    (mixed, L40S, {"M": 8, "N": 64, "K": 528}),
+    (whole, MI300X, {"M": 37, "N": 75, "K": 83}),
+    (whole, MI250X, {"M": 8, "N": 64, "K": 528}),
+    (fnuz, MI300X, {"M": 37, "N": 75, "K": 83}),
+    (fnuz, MI300X, {"M": 8, "N": 64, "K": 528}),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("spec", "gpu", "sizes"), CASES, ids=lambda each: getattr(each, "name", str(each)))
+def test_sums_that_fit_are_exact(spec: Chain, gpu: Target, sizes: dict[str, int]) -> None:
+    spec = spec.at(**sizes)
+    operands = operands_of(spec, np.random.default_rng(1))
+    kernel = fusegen.compile(spec, gpu, on="emulator", validate=False)
+    expected = reference(spec.graph)(*operands)
+    if spec.name == "unsigned":  # scaled and added in f32
+        assert np.abs(np.asarray(kernel(*operands)).astype(np.float64) - expected).max() <= 2**-7 * expected.max()
+        return
+    stored = expected.astype(spec.graph.outputs[0].dtype.numpy)
+    assert np.array_equal(np.asarray(kernel(*operands)), stored)
+    if spec.graph.sizes["M"] < 64:  # factors that lie across K, which bytes pass through registers for
+        operands[:2] = map(np.asfortranarray, operands[:2])
+        assert np.array_equal(np.asarray(kernel(*operands)), stored)
+
+
+def like_signs(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    return tuple((1 + rng.random((128, 8192))).astype(E4M3) for _ in "xw")  # type: ignore[return-value]
+
+
+def beyond(outputs: np.ndarray, plan: Plan, operands: tuple[np.ndarray, ...]) -> tuple[int, float]:
+    """How many elements are farther off than the bound allows, and the largest share of the bound."""
+    (law,) = analyse(plan, operands)
+    error = np.abs(outputs.astype(np.float64) - law.value)
+    return int((error > law.error).sum()), float((error / law.error).max())
+
+
+@needs_compiler
+def test_a_missed_promotion_is_caught_at_8192() -> None:
+    """Sums of like signs, all of K in 14 bits: a part is lost that is many times the bound of promoted ones."""
+    operands = like_signs(np.random.default_rng(0))
+    plan = first(deep, H200, WgmmaPlan)
+    assert plan.summed.promote == 128
+    wrong, most = beyond(np.asarray(emulated(plan)(*operands)), plan, operands)
+    assert wrong == 0
+    assert most > 0.002, "a bound that says something"
+    alone = next(
+        p for p in candidates(unpromoted.graph, H200).plans if isinstance(p, WgmmaPlan) and p.tile.split_k == 1
+    )
+    wrong, most = beyond(np.asarray(emulated(alone)(*operands)), plan, operands)
+    assert wrong > 0.9 * 128 * 128
+    assert most > 10
+
+
+@needs_compiler
+@pytest.mark.parametrize("gpu", [H200, L40S], ids=str)
+def test_kernels_pass_in_full(gpu: Target) -> None:
+    small = scaled.at(M=64, N=40, K=144)
+    validate(fusegen.compile(small, gpu, on="emulator", validate=False), quick=True).raise_for_error()
