@@ -96,7 +96,7 @@ class GemmPlan(ProductPlan):
 
     @property
     def summed(self) -> Summed:
-        return Summed(self.tile.split_k, self.tile.k, self.scaled_k, self.promote)
+        return Summed(self.tile.split_k, self.tile.k, scaled=self.scaled_k, promote=self.promote)
 
     @property
     def configuration(self) -> str:

@@ -241,7 +241,7 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     @property
     def summed(self) -> Summed:
         split_k = self.tile.split_k
-        return Summed(split_k, self.steps * self.line if split_k > 1 else 0, self.promote)
+        return Summed(split_k, self.steps * self.line if split_k > 1 else 0, promote=self.promote)
 
     @property
     def configuration(self) -> str:
