@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fusegen.language.axes import column_reductions
 from fusegen.language.spec import Chain, load_chains
+from fusegen.planner.attention.recognition import is_attention
 
 FOLDER = Path(__file__).resolve().parent.parent / "specs"
 SHIPPED = {chain.name: chain for chain in load_chains(FOLDER)}
@@ -16,9 +17,10 @@ CUT = (
 VIEWED = {name: chain for name, chain in SHIPPED.items() if chain.graph.viewed and name not in CUT}  # a kernel each
 PROGRAMS = {**{name: SHIPPED[name] for name in CUT}, **VIEWED}
 ALL = {name: chain for name, chain in SHIPPED.items() if name not in PROGRAMS}  # one kernel each
-PRODUCTS = {name: chain for name, chain in ALL.items() if chain.graph.products}
+ATTENTION = {name: chain for name, chain in ALL.items() if is_attention(chain.graph)}
+PRODUCTS = {name: chain for name, chain in ALL.items() if chain.graph.products and name not in ATTENTION}
 COLUMNS = {name: chain for name, chain in ALL.items() if column_reductions(chain.graph)}
-ROWS = {name: chain for name, chain in ALL.items() if name not in PRODUCTS and name not in COLUMNS}
+ROWS = {name: chain for name, chain in ALL.items() if not chain.graph.products and name not in COLUMNS}
 
 
 def storage_types(chain: Chain) -> tuple[str, ...]:

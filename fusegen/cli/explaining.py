@@ -15,6 +15,8 @@ from fusegen.language.naming import value_names
 from fusegen.language.operators import operators
 from fusegen.language.products import Factor, split
 from fusegen.language.types import shape_text, size_of
+from fusegen.planner.attention.parts import AttentionPlan
+from fusegen.planner.attention.recognition import recognized
 from fusegen.planner.columns.plan import ColumnsPlan
 from fusegen.planner.model import Access, Candidates, Plan, RowPlan, Value
 from fusegen.planner.products.gemm import GemmPlan
@@ -90,6 +92,8 @@ def product_sections(plan: Plan) -> tuple[Section, ...]:
     """What is multiplied, and what comes before and behind the products in the same kernel."""
     if not plan.graph.products:
         return ()
+    if isinstance(plan, AttentionPlan):
+        return (Section("attention", tuple(map(Point, attention(plan)))),)
     return (Section("products", tuple(map(Point, products(plan)))),)
 
 
@@ -120,6 +124,27 @@ def products(plan: Plan) -> list[str]:
         steps = ", ".join(dict.fromkeys(names[n] for n in parts.epilogue))
         lines.append(f"behind them, on sums that are still in registers: {steps}")
     return lines + waves(plan)
+
+
+def attention(plan: AttentionPlan) -> list[str]:
+    """What is found of the softmax, of its mask, and of what is carried from tile to tile."""
+    found, names = recognized(plan.graph), value_names(plan.lowered)
+    query, key, value = found.query.name, found.key.name, found.value.name
+    lines = [
+        f"{names[found.scores]} = {query} @ {key}^T, {shape_text(found.scores.shape)} over {found.depth}, in "
+        f"registers, {plan.tile.keys} keys at a time",
+        f"{names[found.logits]} is what is softmaxed: its row's largest value, {names[found.top]}, and sums of "
+        f"{names[found.exps]} are carried from tile to tile; they shrink by exp(old - new) as it grows",
+        f"{names[found.product]} = {names[found.weights]} @ {value}, the left factor from the registers of the scores",
+    ]
+    if not found.plain_pivot:
+        lines.append(f"the sums are brought to {names[found.pivot]}, which the chain subtracts, behind the last tile")
+    for where, end in (("before the first", plan.ends.first), ("behind the last", plan.ends.end)):
+        if end is not None:
+            lines.append(f"keys {where} that a block's rows need are neither read nor multiplied")
+    if plan.ends.settles:
+        lines.append("conditions of known ends are tested only in tiles that an end cuts")
+    return lines
 
 
 def waves(plan: Plan) -> list[str]:

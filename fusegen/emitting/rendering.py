@@ -77,9 +77,14 @@ def speller(plan: Plan) -> Spelling:
         from fusegen.emitting.columns.spelling import ColumnsSpeller
 
         return ColumnsSpeller(plan)
+    from fusegen.planner.attention.parts import AttentionPlan
     from fusegen.planner.products.gemm import GemmPlan
     from fusegen.planner.products.wgmma import WgmmaPlan
 
+    if isinstance(plan, AttentionPlan):
+        from fusegen.emitting.attention.spelling import AttentionSpeller
+
+        return AttentionSpeller(plan)
     if isinstance(plan, WgmmaPlan):
         from fusegen.emitting.products.wgmma import WgmmaSpeller
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cache
 
-from fusegen.language.graph import Graph, Kind, Node, once_per_graph
+from fusegen.language.graph import Graph, Kind, Node, behind, once_per_graph
 from fusegen.language.trace import OPS
 from fusegen.language.types import F8
 
@@ -85,6 +85,15 @@ PRODUCT_FRAME = frozenset(
     slice_elements slice_bytes at_once band_rows sums_stride group_floats period load_matrices sum_row sum_col
     load_matrices_across load_two_matrices load_two_matrices_across """.split()  # noqa: SIM905
 )
+# the same of the template for two products with a softmax between them
+ATTENTION_FRAME = frozenset(
+    """tile_keys keys key0 first_key end_key free_first free_end Ends ends_of ends top_ends last_ends own least most
+    within_keys meet_least meet_most met ring_at stage_elements stage_bytes copy_tile fetch_tile put_tile largest
+    pivots summed peaks shrinks power rounded_pair rounded_half load_half row_sums row_largest row_summed brought
+    warp_row row0
+    rows_here ring tiles_down load_matrices load_matrices_across multiply_add copy_chunk load_chunk load_fragment Half
+    Fragment Sums stage tile_rows threads sums_stride m d r w end fmaf rounded""".split()  # noqa: SIM905
+)
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
 FILE_SCOPE = frozenset(
     """std abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc exp exp10 exp2 expm1
@@ -109,6 +118,7 @@ RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's ow
 MACROS = "SIMT_"  # the start of the names of the emulator's macros
 VALUE_SUFFIXES = ("_masked", "_last", "_kept", "_part", "_part_values", "_all", "_here")
 COLUMN_SUFFIXES = ("_turn",)
+ATTENTION_SUFFIXES = ("_pitch",)
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
 
 
@@ -125,7 +135,7 @@ def entry_name(graph: Graph) -> str:
     if graph.selections:
         taken |= SELECTION_FRAME
     if graph.products:
-        taken |= PRODUCT_FRAME
+        taken |= PRODUCT_FRAME | ATTENTION_FRAME
     if any(n.over for n in graph.reductions):
         taken |= COLUMN_FRAME
     steps_aside = graph.name in taken or RESERVED.match(graph.name) or graph.name.startswith(MACROS)
@@ -149,9 +159,11 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
         frame |= COLUMN_FRAME | {f"{name}_counted" for name in graph.sizes}
     of_tensors: tuple[str, ...] = TENSOR_SUFFIXES
     of_values: tuple[str, ...] = VALUE_SUFFIXES
+    chained = len(graph.products) == 2 and graph.products[0] in behind(graph.products[1].inputs)
     if graph.products:
-        frame |= PRODUCT_FRAME
+        frame |= ATTENTION_FRAME if chained else PRODUCT_FRAME
         of_tensors, of_values = TENSOR_SUFFIXES + FACTOR_SUFFIXES, VALUE_SUFFIXES + SUM_SUFFIXES
+        of_tensors += ATTENTION_SUFFIXES if chained else ()
     if of_columns:
         of_values += COLUMN_SUFFIXES
     claims = Claims(frame)
@@ -160,7 +172,8 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
     if graph.products:
         claims.note(SIDE_BY_SIDE, of_tensors + of_values)
     outputs = frozenset(t.name for t in graph.outputs)  # a value may be called so, but an operand is a pointer too
-    names = {t.node: claims.claim([t.name], of_tensors, outputs) for t in graph.inputs}
+    factors = factors_alone(graph) if chained else frozenset()
+    names = {t.node: claims.claim([t.name], of_tensors, outputs, t.node in factors) for t in graph.inputs}
     first = {name: node for node, name in reversed([*graph.names.items()])}
     named = [n for n in graph.nodes if not (n.op.kind is Kind.LEAF and n.op.name in ("literal", "size"))]
     for node in named:
@@ -172,6 +185,19 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
         if node not in names:
             names[node] = claims.claim(describing.wanted(node), of_values)
     return names
+
+
+def factors_alone(graph: Graph) -> frozenset[Node]:
+    """The operands that are multiplied as they lie, and asked for in no other way: k and v may be called so, since a
+    kernel has no single element of theirs."""
+    found = [t.node for t in graph.inputs if len(t.shape) > 1]
+    return frozenset(
+        n for n in found if all(
+            u.op.kind is Kind.PRODUCT or (u.op.kind is Kind.TRANSPOSE and all(
+                w.op.kind is Kind.PRODUCT for w in graph.users[u]
+            )) for u in graph.users.get(n, ())
+        )
+    )  # fmt: skip
 
 
 class Claims:
@@ -188,10 +214,20 @@ class Claims:
         self.claimed[name] = suffixes + self.claimed.get(name, ())
         self.beginnings.update((*beginnings_of(name), name))
 
-    def claim(self, wanted: Sequence[str], suffixes: tuple[str, ...], outputs: Container[str] = ()) -> str:
-        """The first of the names that is free, else the first one with a number; marks it as taken."""
+    def claim(
+        self, wanted: Sequence[str], suffixes: tuple[str, ...], outputs: Container[str] = (), never_alone: bool = False
+    ) -> str:
+        """The first of the names that is free, else the first one with a number; marks it as taken. One that is used
+        `never_alone`, but before a suffix, may be that of something else in the kernel."""
         names = [self.aside(name) for name in wanted]
         found = next((name for name in names if self.is_free(name, suffixes, outputs)), "")
+        if (
+            never_alone
+            and wanted[0] in self.frame
+            and wanted[0] not in CPP
+            and self.suffixed(wanted[0], suffixes, outputs)
+        ):
+            found = wanted[0]
         if not found:
             found = self.numbered(names[0].rstrip("_"), suffixes, outputs)
         self.taken.add(found)
@@ -218,6 +254,12 @@ class Claims:
             return False
         made = [name + suffix for suffix in suffixes]
         return not any(word in self.frame or word in self.beginnings for word in made)
+
+    def suffixed(self, name: str, suffixes: tuple[str, ...], outputs: Container[str]) -> bool:
+        """Is it free but for the kernel's own use of the bare name?"""
+        if name in self.taken or name in outputs or self.maker(name) or not name.isascii():
+            return False
+        return not any(name + suffix in self.frame or name + suffix in self.beginnings for suffix in suffixes)
 
     def numbered(self, name: str, suffixes: tuple[str, ...], outputs: Container[str]) -> str:
         number = self.numbers.get(name, 2)

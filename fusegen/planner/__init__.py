@@ -35,6 +35,14 @@ def for_products(name: str, module: str) -> Rule:
     return rule
 
 
+def for_attention(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+    """Imported with the first product of a product."""
+    if len(graph.products) != 2:
+        raise NotFor("attention is for two products with a softmax between them")
+    found: Rule = import_module("fusegen.planner.attention.rule").attention
+    return found(graph, target, layout)
+
+
 def for_columns(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     """Imported with the first reduction over rows."""
     if not column_reductions(graph):
@@ -53,7 +61,7 @@ def for_parts(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
 
 RULES: Mapping[str, Rule] = {
     "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "topk_small_k": small_k, "topk_large_k": large_k,
-    "columns": for_columns, "row_parts": for_parts,
+    "columns": for_columns, "row_parts": for_parts, "attention": for_attention,
     "gemm": for_products("gemm", "mma_rule"), "wgmma": for_products("wgmma", "wgmma_rule"),
 }  # fmt: skip
 CONTIGUOUS = Layout()

@@ -83,6 +83,7 @@ class Target:
     f32_lanes: int  # f32 results of one SM in one cycle
     spelling: Spelling = field(repr=False, hash=False)  # tables have no hash; vendor and model tell targets apart
     atoms: tuple[Atom, ...] = field(default=(), repr=False, hash=False)  # of its matrix units, the largest first
+    chained: tuple[Atom, ...] = field(default=(), repr=False, hash=False)  # whose sums lie as the next left factor does
     max_cluster: int = 1  # blocks that may reach into each other's shared memory
     multiplies_f32: bool = False  # matrix instructions take f32 factors as they are, not as tf32
     flushes_factors: bool = False  # matrix instructions take subnormal factors for 0

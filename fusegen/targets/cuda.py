@@ -29,6 +29,21 @@ def mma(left: str, k: int = 16, right: str = "", sums: str = "f32") -> tuple[str
     )
 
 
+def mma_by_rows(dtype: str) -> tuple[str, ...]:
+    """sums += left right, of 16 rows by 8 columns."""
+    return (
+        f'asm("mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 "',
+        '    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"',
+        '    : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])',
+        '    : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right_0), "r"(right_1));',
+    )
+
+
+def paired(function: str, ctype: str) -> tuple[str, ...]:
+    """Two numbers in one register, rounded by one instruction."""
+    return (f"const {ctype} pair = {function}(low, high);", "return reinterpret_cast<const unsigned&>(pair);")
+
+
 def eight_bits(name: str) -> dict[str, tuple[str, ...]]:
     """PTX ISA, cvt: from sm_89 on, of two numbers at a time. It keeps to the range of the type by itself (.satfinite),
     and every NaN becomes 0x7f; widening is exact."""
@@ -127,6 +142,29 @@ def mma_sync(factors: DType, word: str, k: int) -> Atom:
     )
 
 
+def mma_by_row(factors: DType, word: str) -> Atom:
+    """The same instruction with the product's rows as its own: sums lie as its next left factor does, two instructions'
+    side by side."""
+    rows = (Term("i", div=2, mod=2, times=8), Term("lane", div=4))
+    cols = (Term("lane", mod=4, times=2), Term("i", mod=2))
+    return Atom(
+        kind="mma",
+        instruction="mma.sync.m16n8k16",
+        factors=factors,
+        word=word,
+        rows=16,
+        cols=8,
+        col_step=8,
+        k=16,
+        issuer="warp",
+        left=("registers",),
+        right=("registers",),
+        sums="registers",
+        fragment=Fragment(rows, cols, lanes=32),
+        left_fragment=Fragment(rows, (Term("i", div=4, times=8), *cols), lanes=32),
+    )
+
+
 def warpgroup_mma(factors: DType, word: str, k: int) -> Atom:
     """PTX ISA, "Register Fragments and Shared Memory Matrix Layouts" of wgmma. Each of four warps has 16 rows; a left
     factor that comes from registers lies in them as sums do."""
@@ -167,6 +205,7 @@ FLOAT_MMA_SYNC = tuple(narrow(mma_sync(*left, k=32), *right) for left, right in 
 ADA_MMA_SYNC = (*MMA_SYNC, *WHOLE_MMA_SYNC, *FLOAT_MMA_SYNC)
 NARROW_WGMMA = tuple(narrow(warpgroup_mma(*left, k=32), *right) for left, right in (*FLOAT_PAIRS, *WHOLE_PAIRS))
 WGMMA = (*(warpgroup_mma(*each) for each in FACTORS), *NARROW_WGMMA)  # of sm_90a alone
+CHAINED = (mma_by_row(f16, "f16"), mma_by_row(bf16, "bf16"))
 
 SPELLING = Spelling(
     file_suffix=".cu",
@@ -263,6 +302,10 @@ SPELLING = Spelling(
             'asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"',
             '    : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");',
         ),
+        "mma_by_rows_f16": mma_by_rows("f16"),
+        "mma_by_rows_bf16": mma_by_rows("bf16"),
+        "pair_f16": paired("__floats2half2_rn", "__half2"),
+        "pair_bf16": paired("__floats2bfloat162_rn", "__nv_bfloat162"),
         "mma_f16": mma("f16"),
         "mma_bf16": mma("bf16"),
         "mma_f32": mma("tf32", k=8),
@@ -313,6 +356,7 @@ A100 = Target(
     f32_lanes=64,
     spelling=SPELLING,
     atoms=(*MMA_SYNC, *WHOLE_MMA_SYNC),
+    chained=CHAINED,
     counts_blocks=True,
     async_copies=True,  # PTX ISA, cp.async: from sm_80 on
 )

@@ -101,6 +101,8 @@ MFMA = (
     mfma(f32, "float", 16, 4, "f32"),
 )
 
+CHAINED = (MFMA[3], MFMA[4])  # whose sums a lane has of one row each, as it has the next product's factor
+
 SPELLING = Spelling(
     file_suffix=".hip",
     headers={},
@@ -179,6 +181,7 @@ MI250X = Target(
     vote_bytes=256,  # ROCm's device library: one word for each of 64 waves
     spelling=SPELLING,
     atoms=(*MFMA, *NARROW_CDNA_2),
+    chained=CHAINED,
     multiplies_f32=True,
     flushes_factors=True,  # gfx90a's f16 and bf16 MFMA; PyTorch's notes on numerical accuracy say so, gfx942 does not
 )

@@ -42,10 +42,12 @@ import numpy as np
 from fusegen.language.graph import Kind, Node
 from fusegen.language.naming import value_names
 from fusegen.language.types import DType, f32, size_of
+from fusegen.planner.attention.parts import AttentionPlan
 from fusegen.planner.columns.plan import ColumnsPlan, ColumnTile
 from fusegen.planner.model import Plan, ReductionKind, RowPlan, Summed
 from fusegen.planner.products.parts import ProductPlan
 from fusegen.targets.atoms import F32_BITS
+from fusegen.validation.carried import CarriedProduct, CarriedSum, Exponentials, carried
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HALF_ULP = 2.0**-24
@@ -77,6 +79,7 @@ class Multiplication:
     flushes: bool
     summed: Summed
     bits: int = F32_BITS
+    carried: CarriedProduct | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class PartSums:
         return Accumulation("sum", first=True, serial=rows, levels=0, vector=1)
 
 
-How = Accumulation | Multiplication | ColumnSums | PartSums
+How = Accumulation | Multiplication | ColumnSums | PartSums | Exponentials | CarriedSum
 
 
 def accumulations(plan: Plan) -> Mapping[Node, How]:
@@ -105,6 +108,14 @@ def accumulations(plan: Plan) -> Mapping[Node, How]:
     found: dict[Node, How] = dict.fromkeys(plan.lowered.parts, PartSums())
     if isinstance(plan, ColumnsPlan):
         return dict.fromkeys(plan.graph.reductions, ColumnSums(plan.tile))
+    if isinstance(plan, AttentionPlan):
+        carrying, shrinking, last = carried(plan)
+        for node, dtype in plan.lowered.factor_types.items():
+            own = shrinking if node is last else None
+            found[node] = Multiplication(
+                dtype, tf32=False, flushes=plan.target.flushes_factors, summed=Summed(), carried=own
+            )
+        return {**found, **carrying}
     if not isinstance(plan, RowPlan):
         bits = plan.atom.sum_bits if isinstance(plan, ProductPlan) else F32_BITS
         for node, dtype in plan.lowered.factor_types.items():

@@ -47,6 +47,13 @@ from fusegen.validation.accumulation import (
     accumulations,
 )
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
+from fusegen.validation.carried import (
+    CarriedSum,
+    Exponentials,
+    carried_product,
+    carried_sum_error,
+    exponentials,
+)
 from fusegen.validation.columns import chosen_columns, missing_places, taken
 from fusegen.validation.products import factor_error, product_error, unless_too_large, whole_error
 from fusegen.validation.rearranged import joined, looked_up, viewed
@@ -94,6 +101,8 @@ def analyse_nodes(
         how = hows.get(node)
         if isinstance(how, Multiplication):
             table[node] = product(node, how, [held(table[a]) for a in node.inputs])
+            if how.carried is not None:
+                table[node] = carried_product(table[node], node, how.carried, table)
             if in_kernel(node.inputs[1]):
                 table[node] = unless_too_large(table[node], *(table[n].value for n in unscaled(node)))
         elif graph.selection and of_columns(node, graph.selection):
@@ -102,6 +111,8 @@ def analyse_nodes(
             passes = node.op.name in PASSING or node.op.kind in SHOWING
             read = {a: table[a] if passes else held(table[a]) for a in node.inputs}
             table[node] = step(node, [read[a] for a in node.inputs], graph, sizes, how, table)
+            if isinstance(how, Exponentials):
+                table[node] = exponentials(table[node], how, table, table[node.inputs[0].inputs[0]])
     return table
 
 
@@ -178,8 +189,8 @@ def sizes_of(graph: Graph, arrays: Sequence[Array]) -> Mapping[str, int]:
 
 
 def step(
-    node: Node, args: list[Bounded], graph: Graph, sizes: Mapping[str, int],
-    how: Accumulation | ColumnSums | PartSums | None, table: Mapping[Node, Bounded],
+    node: Node, args: list[Bounded], graph: Graph, sizes: Mapping[str, int], how: How | None,
+    table: Mapping[Node, Bounded],
 ) -> Bounded:  # fmt: skip
     """One node."""
     if node.op.kind is Kind.LEAF:
@@ -204,7 +215,7 @@ def step(
     if node.over:
         return over_rows(node, args[0], how if isinstance(how, ColumnSums) else None)
     if node.op.kind is Kind.REDUCE:
-        return reduction(node, args[0], how if isinstance(how, Accumulation) else None, table)
+        return reduction(node, args[0], how if isinstance(how, Accumulation | CarriedSum) else None, table)
     if node.op.kind is Kind.SCAN:
         return scanned(node, args[0], how if isinstance(how, Accumulation) else None)
     if node.dtype is i32 and node.op.name not in RULES:
@@ -541,7 +552,9 @@ def of_parts(node: Node, arg: Bounded, how: PartSums | None) -> Bounded:
     return Bounded(found.value.reshape(shape), np.broadcast_to(found.error, found.value.shape).reshape(shape))
 
 
-def reduction(node: Node, arg: Bounded, how: Accumulation | None, table: Mapping[Node, Bounded]) -> Bounded:
+def reduction(
+    node: Node, arg: Bounded, how: Accumulation | CarriedSum | None, table: Mapping[Node, Bounded]
+) -> Bounded:
     value = apply(node.op, [arg.value])
     if node.dtype is i32 and arg.exact:
         return exact(value)
@@ -560,7 +573,10 @@ def reduction(node: Node, arg: Bounded, how: Accumulation | None, table: Mapping
     size = np.where(finite, np.abs(arg.value) + errors, 0.0).sum(-1, keepdims=True)
     if how is None:  # a result that the kernel has no use for
         return bounded(value, np.inf)
-    own = accumulation_error(node, how, {n: b.value for n, b in table.items()})
+    if isinstance(how, CarriedSum):
+        own = carried_sum_error(arg.value, how)
+    else:
+        own = accumulation_error(node, how, {n: b.value for n, b in table.items()})
     error = (errors.sum(-1, keepdims=True) + own) * SECOND_ORDER
     # a partial sum may overflow before it cancels; an infinite or NaN element decides the row if nothing else can
     error = np.where(size + error > f32.largest, np.inf, error)

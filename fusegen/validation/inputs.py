@@ -15,9 +15,11 @@ from fusegen.language.axes import reduced_axes
 from fusegen.language.graph import Graph, Kind, Node, Tensor, behind
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import Dim, DType, b8, f32, i32, i64, size_of
+from fusegen.planner.attention.operands import attention_uses
+from fusegen.planner.attention.recognition import is_attention
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import moves_along
-from fusegen.planner.products.factors import axis_of, uses
+from fusegen.planner.products.factors import Use, axis_of, uses
 from fusegen.validation.patterns import (
     BELOW_TF32,
     GENTLE,
@@ -250,17 +252,22 @@ def main_tensors(graph: Graph) -> tuple[Tensor, ...]:
         return tuple(t for t in floats if all(moves_along(graph, t, a) for a in axes))
     whole = {
         use.tensor.name
-        for use in uses(graph)
+        for use in uses_of(graph)
         if use.place != "right" and all(axis_of(graph, use, axis) is not None for axis in axes[:-1])
     }
     return tuple(t for t in floats if t.name in whole and len(t.shape) > 1 and t.shape[-1] != 1)
+
+
+def uses_of(graph: Graph) -> tuple[Use, ...]:
+    """How a chain of products, or of attention, reads its operands."""
+    return attention_uses(graph) if is_attention(graph) else uses(graph)
 
 
 def right_factors(graph: Graph) -> tuple[Tensor, ...]:
     """The floating-point operands of products' right factors that are matrices."""
     if not graph.products:
         return ()
-    names = {use.tensor.name for use in uses(graph) if use.place == "right" and len(use.tensor.shape) > 1}
+    names = {use.tensor.name for use in uses_of(graph) if use.place == "right" and len(use.tensor.shape) > 1}
     return tuple(t for t in graph.inputs if t.name in names and t.dtype.kind == "float")
 
 
@@ -268,7 +275,7 @@ def transposed(graph: Graph, tensor: Tensor, right: bool = False) -> bool:
     """Is the tensor declared with the axes of its matrices the other way round, as a right factor or else as rows?"""
     if not graph.products:
         return False
-    return any(use.transposed for use in uses(graph) if use.tensor is tensor and (use.place == "right") is right)
+    return any(use.transposed for use in uses_of(graph) if use.tensor is tensor and (use.place == "right") is right)
 
 
 def rows_of_patterns(

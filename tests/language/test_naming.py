@@ -17,6 +17,8 @@ from fusegen.emitting.rendering import render
 from fusegen.errors import SpecError
 from fusegen.language.axes import column_reductions
 from fusegen.language.naming import (
+    ATTENTION_FRAME,
+    ATTENTION_SUFFIXES,
     COLUMN_FRAME,
     COLUMN_SUFFIXES,
     CPP,
@@ -109,6 +111,8 @@ def test_a_kernel_keeps_its_own_words_from_the_spec(spec: Chain, target: Target)
         kept = CPP | FRAME | called() | {made.name} | INNERMOST
         kept |= COLUMN_FRAME if columns else set()
         kept |= (SELECTION_FRAME if graph.selections else set()) | (PRODUCT_FRAME if graph.products else set())
+        kept |= ATTENTION_FRAME if made.rule == "attention" else set()
+        suffixes += ATTENTION_SUFFIXES if made.rule == "attention" else ()
         loose = [
             word for word in sorted(words(render(made).text))
             if word not in kept and word not in names and not RESERVED.match(word)

@@ -1,0 +1,1 @@
+"""Kernels of attention, in the words of one dialect."""

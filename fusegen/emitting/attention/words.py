@@ -1,0 +1,242 @@
+"""The small texts of an AttentionPlan in one dialect: elements in memory, in registers, and the ends of masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusegen.emitting.body import Element, element_lines
+from fusegen.emitting.dialect import VALUE_TYPES, Dialect
+from fusegen.language.types import DType
+from fusegen.planner.attention.parts import AttentionPlan, ElementBody, Ends, EndText
+from fusegen.planner.model import Access, Load, Statement
+from fusegen.planner.parts import used_by
+from fusegen.planner.pieces import stride_name
+
+
+class AttentionWords(Dialect):
+    """What every kernel of attention says of one plan."""
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        super().__init__(plan.target.spelling)
+        self.plan = plan
+        self.tile = plan.tile
+        self.dims = plan.row_dims
+        self.pointers = {p.tensor: p.name for p in plan.params if p.kind == "pointer"}
+        self.scores = f"{plan.tested.given}_sums"
+        self.sums = f"{plan.behind.sums}_sums"
+
+    # ---- elements in memory
+
+    @property
+    def element(self) -> str:
+        return self.ctype(self.plan.dtype)
+
+    def vec(self, dtype: DType, count: int) -> str:
+        return f"Vec<{self.ctype(dtype)}, {count}>"
+
+    def index(self, dim: int, row: str) -> str:
+        """The kernel's variable that counts a dimension of rows."""
+        return row if dim == len(self.dims) - 1 else self.dims[dim].index
+
+    def at(self, access: Access, *last: str, row: str = "row") -> str:
+        """Where the tensor's row `row` begins, and then `last`."""
+        terms = [f"{self.index(dim, row)} * {stride_name(access, self.dims, dim)}" for dim in access.strided]
+        return " + ".join([self.pointers[access.tensor], *terms, *last])
+
+    def by_row(self, access: Access) -> bool:
+        """Has the tensor rows of its own for those of the queries?"""
+        return len(self.dims) - 1 in access.strided
+
+    def row_value(self, load: Load, row: str = "row") -> str:
+        """The line that reads what is one value a row."""
+        return self.define(
+            load.value, load.dtype, self.to_value(load.access.dtype, f"*({self.at(load.access, row=row)})")
+        )
+
+    def row_lines(self, loads: Iterable[Load], body: Iterable[Statement]) -> list[str]:
+        return [*map(self.row_value, loads), *self.statements(body)]
+
+    # ---- rows in registers
+
+    @property
+    def row_slots(self) -> int:
+        """Rows of which a lane holds elements."""
+        fragment = self.plan.atom.fragment
+        return len({fragment.row(i, 0) for i in range(self.plan.atom.accumulators)})
+
+    @property
+    def slot(self) -> str:
+        """Of element i, which of the lane's rows it is in."""
+        return "i / 2" if self.row_slots > 1 else "0"
+
+    @property
+    def slot_row(self) -> str:
+        """The row of the tile that is a lane's row r, before which stands the warp's first."""
+        fragment = self.plan.atom.fragment
+        step = fragment.row(2, 0) if self.row_slots > 1 else 0
+        return f"{fragment.row_text()} + r * {step}" if step else fragment.row_text()
+
+    @property
+    def slot_steps(self) -> tuple[int, ...]:
+        """Lanes that share a row differ by these bits."""
+        return self.plan.atom.fragment.lanes_of_row
+
+    def here(self, value: str) -> str:
+        """The array that holds what is one value a row."""
+        return f"{value}_here"
+
+    @property
+    def row_values(self) -> list[tuple[str, DType]]:
+        """What elements ask for of their rows."""
+        asked = {name for body in (self.plan.tested, self.plan.free, self.plan.weight) for name in self.asked(body)}
+        made = [(load.value, load.dtype) for load in self.plan.row_loads]
+        made += [(s.name, s.dtype) for s in self.plan.row_body]
+        return [(name, dtype) for name, dtype in made if name in asked]
+
+    def asked(self, body: ElementBody) -> frozenset[str]:
+        return used_by(body.body) | {body.value}
+
+    def element_lines(self, body: ElementBody, given: str) -> list[str]:
+        """From `given`, an element in registers, to the body's value."""
+        asked = self.asked(body)
+        lines = [f"const float {body.given} = {given};"] if body.given in asked else []
+        for name, dtype in self.row_values:
+            if name in asked:
+                lines.append(self.define(name, dtype, f"{self.here(name)}[{self.slot}]"))
+
+        def read(load: Load) -> str:
+            pointer = self.here(load.access.name) + (f"[{self.slot}]" if self.by_row(load.access) else "")
+            return self.to_value(load.access.dtype, f"{pointer}[{self.key}]")
+
+        return [*lines, *element_lines(body, Element(read, col="col"), self)]
+
+    @property
+    def key(self) -> str:
+        """The column that is read: one that there is."""
+        return "(col < keys ? col : keys - 1)" if self.plan.ragged else "col"
+
+    @property
+    def element_loads(self) -> list[Load]:
+        """Every operand that elements of scores and weights are made of."""
+        bodies = (self.plan.tested, self.plan.free, self.plan.weight)
+        return list({load.access.name: load for body in bodies for load in body.loads}.values())
+
+    # ---- ends
+
+    def ends(self) -> list[str]:
+        """The lambda that finds what a mask leaves of a row's keys."""
+        ends = self.plan.ends
+        named = self.named_ends(ends)
+        if not named:
+            return []
+        values = ", ".join(self.end_text(text) for _, text in named)
+        return [
+            f"struct Ends {{ long long {', '.join(name for name, _ in named)}; }};",
+            f"const auto ends_of = [&]({'long long row' if self.ends_move else ''}) {{",
+            *(f"  {line}" for line in self.row_lines(ends.row_loads, ends.row_body)),
+            f"  return Ends{{{values}}};",
+            "};",
+        ]
+
+    @property
+    def ends_move(self) -> bool:
+        return self.plan.ends.direction != "level"
+
+    def named_ends(self, ends: Ends) -> list[tuple[str, EndText]]:
+        found = [("first", ends.first), ("end", ends.end), ("free_first", ends.free_first), ("free_end", ends.free_end)]
+        return [(name, text) for name, text in found if text is not None]
+
+    def end_text(self, end: EndText) -> str:
+        """In 64 bits."""
+        if end.how != "sum":
+            self.functions.update((end.how,))
+            texts = [self.end_text(inner) for inner in end.of]
+            joined = texts[0]
+            for text in texts[1:]:
+                joined = f"{end.how}({joined}, {text})"
+            return joined
+        text = ""
+        for name, times in end.terms:
+            own = f"static_cast<long long>({name})" + (f" * {abs(times)}" if abs(times) != 1 else "")
+            text = f"{text} {'-' if times < 0 else '+'} {own}" if text else f"{'-' if times < 0 else ''}{own}"
+        if not text:
+            return f"{end.plus}ll"
+        return text + (f" {'-' if end.plus < 0 else '+'} {abs(end.plus)}" if end.plus else "")
+
+    def key_range(self) -> list[str]:
+        """The tiles of keys that a block takes, and which of them need no test."""
+        plan, ends = self.plan, self.plan.ends
+        lines: list[str] = []
+        how = {"first": "least", "end": "most", "free_first": "most", "free_end": "least"}
+        found: dict[str, str] = {}
+        named = [name for name, _ in self.named_ends(ends)]
+        if named and ends.direction == "level":
+            lines.append("const Ends ends = ends_of();")
+            found = {name: f"within_keys(ends.{name})" for name in named}
+        elif named and ends.direction == "any":
+            lines.append("// each thread finds the ends of one row, and all of them meet")
+            lines.append("const Ends own = ends_of(row0 + (threadIdx.x < rows_here ? threadIdx.x : 0));")
+            for place, name in enumerate(named):
+                lines.append(f"const int own_{name} = meet_{how[name]}(within_keys(own.{name}));")
+                lines.append(f"if (lane == 0) met[{place}][threadIdx.x / {plan.target.warp}] = own_{name};")
+                self.functions.add(f"meet_{how[name]}")
+            lines.append(self.spelling.barrier)
+            for place, name in enumerate(named):
+                lines.append(f"int met_{name} = met[{place}][0];")
+                comparison = "<" if how[name] == "least" else ">"
+                lines.append(
+                    f"for (int w = 1; w < {self.tile.warps}; ++w) met_{name} = met[{place}][w] {comparison} met_{name} "
+                    f"? met[{place}][w] : met_{name};"
+                )
+                found[name] = f"met_{name}"
+        elif named:
+            lines.append("const Ends top_ends = ends_of(row0), last_ends = ends_of(row0 + rows_here - 1);")
+            for name in named:
+                found[name] = f"within_keys({how[name]}(top_ends.{name}, last_ends.{name}))"
+                self.functions.add(how[name])
+        if named:
+            self.functions.add("within_keys")
+        lines.append(
+            f"const int first_key = {found['first']} / tile_keys * tile_keys;" if "first" in found
+            else "constexpr int first_key = 0;"
+        )  # fmt: skip
+        lines.append(f"const int end_key = {found['end']};" if "end" in found else "constexpr int end_key = keys;")
+        if "free_first" in found:
+            lines.append(f"const int free_first = {found['free_first']};")
+        if "free_end" in found:
+            lines.append(f"const int free_end = {found['free_end']};")
+        return lines
+
+    def is_free(self) -> str:
+        """The test whether a tile's elements need none."""
+        ends = self.plan.ends
+        tests = ["key0 >= free_first"] if ends.free_first is not None else []
+        if ends.free_end is not None:
+            tests.append("key0 + tile_keys <= free_end")
+        elif self.plan.ragged:
+            tests.append("key0 + tile_keys <= keys")
+        return " && ".join(tests)
+
+    def row_arrays(self) -> list[str]:
+        """Declarations of what is one value a row, and of where the rows of operands begin."""
+        slots = self.row_slots
+        lines = [f"{VALUE_TYPES[dtype]} {self.here(name)}[{slots}];" for name, dtype in self.row_values]
+        for load in self.element_loads:
+            ctype = self.ctype(load.access.dtype)
+            if self.by_row(load.access):
+                lines.append(f"const {ctype}* {self.here(load.access.name)}[{slots}];")
+            else:
+                lines.append(f"const {ctype}* const {self.here(load.access.name)} = {self.at(load.access)};")
+        return lines
+
+    def row_setup(self) -> list[str]:
+        """What is done for each of a lane's rows, r, before the first tile."""
+        plan = self.plan
+        lines = self.row_lines(plan.row_loads, plan.row_body) if self.row_values else []
+        lines += [f"{self.here(name)}[r] = {name};" for name, _ in self.row_values]
+        lines += [
+            f"{self.here(load.access.name)}[r] = {self.at(load.access)};"
+            for load in self.element_loads
+            if self.by_row(load.access)
+        ]
+        return lines

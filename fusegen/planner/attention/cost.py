@@ -1,0 +1,152 @@
+"""How long attention should take: bytes, products, and exponentials; what candidates are ranked by.
+
+Nothing here is measured yet: rates are shares of data sheets, as published kernels of this structure reach them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fusegen.language.graph import Graph, Node, Tensor
+from fusegen.language.types import size_of
+from fusegen.planner.attention.masks import End, Least, Mask, Sum
+from fusegen.planner.attention.parts import AttentionTile, Matrix
+from fusegen.planner.attention.recognition import Recognized, of_row
+from fusegen.planner.cost import unfused_kernels
+from fusegen.planner.model import Cost, TensorTraffic, Traffic
+from fusegen.planner.pieces import arrays, bytes_of
+from fusegen.planner.rows.duration import COPY_SHARE, LAUNCH_US, resident_blocks
+from fusegen.planner.time import overlapped
+from fusegen.targets.atoms import Atom
+from fusegen.targets.base import Target
+
+MMA_SYNC_SHARE = 0.60  # of the data sheet's rate: FlashAttention-2 reaches 190 of 312 TFLOP/s on an A100 (Dao 2023)
+BEHIND_WGMMA_SHARE = 0.36  # where that rate takes warpgroups: 350 of 989 on an H100 (Shah et al. 2024)
+MFMA_SHARE = 0.3  # predicted, not measured
+EXPONENTIALS = 16  # of an SM in a cycle (CUDA C++ Programming Guide, throughput of native arithmetic)
+TILE_US = 0.15  # of a block before its first product and behind its last, for every 16 rows
+OVERLAP_EXPONENT = 4.0
+USUAL_REGISTERS = 40  # addresses, row values, loop counters
+
+
+def registers_of(tile: AttentionTile, atom: Atom, query: Matrix, key: Matrix, value: Matrix, target: Target) -> int:
+    """Registers of one thread: sums of the result, scores, their halves, fragments, and what is on its way."""
+    rows = tile.rows // tile.warps
+    lanes = atom.fragment.lanes
+    sums = rows * value.padded // lanes
+    scores = rows * tile.keys // lanes
+    held = rows * query.padded // (2 * lanes) if tile.held else 8
+    fetched = sum(m.elements // (2 * tile.warps * lanes) for m in (key, value) if not m.copied)
+    return USUAL_REGISTERS + sums + scores + scores // 2 + held + fetched
+
+
+def estimate(
+    graph: Graph, found: Recognized, mask: Mask, target: Target, tile: AttentionTile, room: int, registers: int
+) -> Cost:
+    """The time of one launch at the graph's sizes, and what bounds it."""
+    share = share_needed(graph, found, mask, tile.rows, tile.keys)
+    moved = traffic(graph, found, share_needed(graph, found, mask, 1, 1))
+    threads = tile.warps * target.warp
+    resident = max(1, resident_blocks(target, threads, registers, room))
+    blocks = -(-max(1, graph.rows) // tile.rows)
+    keys, depth, width = (size_of(size, graph.sizes) for size in (found.keys, found.depth, found.width))
+    padded = -(-keys // tile.keys) * tile.keys
+    scores = blocks * tile.rows * padded * share
+    reached = MFMA_SHARE if target.vendor == "hip" else BEHIND_WGMMA_SHARE if target.wgmma else MMA_SYNC_SHARE
+    few = min(1.0, blocks / target.sms) * min(1.0, resident * tile.warps / 8) ** 0.5
+    rate = reached * few * burden(tile) * target.product_tflops(found.dtype) * 1e6
+    products = 2.0 * scores * (depth + width) / rate
+    cycles = target.fp32_tflops * 1e6 / (2 * target.f32_lanes)  # of all SMs in a us
+    softmax = scores * (1 / EXPONENTIALS + 4 / target.f32_lanes) / cycles / max(few, 1e-9)
+    memory = moved.ideal / (target.dram_gbs * COPY_SHARE * 1e3)
+    waves = -(-blocks // (target.sms * resident))
+    ends = waves * TILE_US * tile.rows / 16
+    least = {
+        "memory": moved.ideal / (target.dram_gbs * 1e3),
+        "products": moved.product_flops / (target.product_tflops(found.dtype) * 1e6),
+    }
+    return Cost(
+        traffic=moved,
+        floor_us=max(least.values()),
+        time_us=LAUNCH_US / 2 + ends + overlapped((memory, products, softmax), OVERLAP_EXPONENT),
+        bound="memory" if least["memory"] >= least["products"] else "compute",
+        in_flight_bytes=resident * room,
+        registers=min(registers, target.registers_per_thread),
+        blocks_per_sm=resident,
+    )
+
+
+def burden(tile: AttentionTile) -> float:
+    """Of the best rate, what a tile's shape leaves: keys are loaded for few rows, and rows are reduced for few keys."""
+    return 1 / (1 + 16 / tile.rows + 8 / tile.keys)
+
+
+def share_needed(graph: Graph, found: Recognized, mask: Mask, rows: int, keys: int) -> float:
+    """The share of all scores that tiles of so many rows and keys compute, at the graph's sizes, as far as the rows'
+    numbers say it: row operands may hold anything."""
+    count, columns = size_of(graph.shape[-2], graph.sizes), size_of(found.keys, graph.sizes)
+    if count == 0:
+        return 1.0
+    at = np.arange(count, dtype=np.int64)
+    tiles = np.minimum(np.arange(0, count, rows)[:, None] + np.arange(rows), count - 1)
+    first, end = (value_of(e, at) for e in (mask.needed.first, mask.needed.end))
+    low = np.zeros(count) if first is None else np.clip(first, 0, columns)
+    high = np.full(count, columns) if end is None else np.clip(end, 0, columns)
+    taken = np.ceil(high[tiles].max(-1) / keys) - np.floor(low[tiles].min(-1) / keys)
+    return float(np.maximum(taken, 0).sum() * keys * rows / (len(tiles) * rows * -(-columns // keys) * keys))
+
+
+def value_of(end: End | None, rows: np.ndarray) -> np.ndarray | None:
+    """An end of each row; None where it depends on more than the row's number."""
+    if end is None:
+        return None
+    if isinstance(end, Sum):
+        if any(node.op.name != "row_index" for node, _ in end.terms):
+            return None
+        found = np.full(rows.shape, end.plus)
+        for _, times in end.terms:
+            found = found + times * rows
+        return found
+    inner = [value for e in end.of if (value := value_of(e, rows)) is not None]
+    if not inner or (len(inner) < len(end.of) and not isinstance(end, Least)):
+        return None
+    return np.asarray((np.minimum if isinstance(end, Least) else np.maximum).reduce(inner))
+
+
+def traffic(graph: Graph, found: Recognized, share: float) -> Traffic:
+    """Bytes and operations of one launch at the graph's sizes; `share` of the scores are asked for."""
+    tensors = [tensor_traffic(graph, tensor) for tensor in arrays(graph)]
+    ideal = sum(t.ideal for t in tensors)
+    count = scores_of(graph, found.scores)
+    keys, depth, width = (size_of(size, graph.sizes) for size in (found.keys, found.depth, found.width))
+    products = round(2 * count * (depth + width) * share)
+    others = [n for n in found.score_body if not of_row(n)]
+    flops = round(count * share * (6 + sum(n.op.flops for n in others)))
+    operators = unfused_kernels(graph)
+    apart = ideal + count * found.dtype.bytes * 4
+    elements = max(1, graph.rows * keys)
+    return Traffic(
+        tensors=tuple(tensors),
+        ideal=ideal,
+        moved=ideal,
+        unfused=sum(o.moved for o in operators),
+        per_element_fused=ideal,
+        per_element_unfused=apart,
+        flops=products + flops,
+        special=round(count * share),
+        launches_unfused=len(operators),
+        bytes_per_element_fused=ideal / elements,
+        bytes_per_element_unfused=apart / elements,
+        product_flops=products,
+    )
+
+
+def tensor_traffic(graph: Graph, tensor: Tensor) -> TensorTraffic:
+    own = bytes_of(graph, tensor)
+    return TensorTraffic(tensor.name, any(tensor is t for t in graph.outputs), own, own, own)
+
+
+def scores_of(graph: Graph, node: Node) -> int:
+    return math.prod(size_of(size, graph.sizes) for size in node.shape)

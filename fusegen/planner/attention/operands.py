@@ -1,0 +1,167 @@
+"""How a kernel of attention reads and writes each tensor: matrices of queries, keys and values, and what lies by rows.
+
+Rows are those of the queries. A tensor of the scores or the result lies by rows, whatever its own columns; keys and
+values have rows of their own, a leading dimension apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fusegen.language.graph import Graph, Tensor, once_per_graph
+from fusegen.language.naming import value_names
+from fusegen.language.types import size_of
+from fusegen.planner.attention.parts import Matrix
+from fusegen.planner.attention.recognition import Recognized, inputs_of, of_row, recognized
+from fusegen.planner.model import Access, Layout, Param, RowDim
+from fusegen.planner.parts import Transport
+from fusegen.planner.pieces import VECTOR_BYTES, named_dims, params_of, stride_name
+from fusegen.planner.products.factors import Use
+from fusegen.targets.base import Target
+
+
+@once_per_graph
+def attention_uses(graph: Graph) -> tuple[Use, ...]:
+    """Every use of every operand and output, each once."""
+    found = recognized(graph)
+    made = {
+        (found.query.name, "left"): Use(found.query, "left"),
+        (found.key.name, "right"): Use(found.key, "right", transposed=True),
+        (found.value.name, "values"): Use(found.value, "right"),
+    }
+    for tensor in by_rows(found):
+        made.setdefault((tensor.name, "tile"), Use(tensor, "tile"))
+    return tuple(made.values())
+
+
+def by_rows(found: Recognized) -> Iterator[Tensor]:
+    """What is read or written by rows of scores or of the result."""
+    yield from inputs_of(found.lowered, (*found.score_body, *found.weight_body, *found.epilogue))
+    yield from found.lowered.outputs
+
+
+def axis_of(graph: Graph, use: Use, axis: int) -> int | None:
+    """The tensor's own axis, counted from the right, that moves along `axis` of the chain's leading ones; None where
+    the tensor is the same all along it."""
+    rank = len(graph.shape)
+    if axis == rank - 2 and use.place == "right":
+        return None
+    own = axis - rank
+    if -own > len(use.tensor.shape) or use.tensor.shape[own] != graph.shape[axis]:
+        return None
+    return own
+
+
+def attention_dims(graph: Graph, layout: Layout) -> tuple[RowDim, ...]:
+    """The leading axes, the rows of queries last and alone; others are one where every tensor moves along both or
+    neither."""
+    leading = range(len(graph.shape) - 1)
+    uses = attention_uses(graph)
+    groups: list[list[int]] = []
+    for axis in leading:
+        apart = layout.split or axis == leading[-1]
+        last = groups[-1][-1] if groups and not apart else None
+        if last is not None and all(
+            (axis_of(graph, u, axis) is None) == (axis_of(graph, u, last) is None) for u in uses
+        ):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return named_dims(graph, groups)
+
+
+def width_of(graph: Graph, layout: Layout, tensor: Tensor, most: int) -> int:
+    """Elements that move together, of up to `most` bytes; 1 where the layout promises nothing."""
+    if tensor.name in layout.unaligned:
+        return 1
+    width = max(1, most // tensor.dtype.bytes)
+    while size_of(tensor.shape[-1], graph.sizes) % width:
+        width //= 2
+    return width
+
+
+def accesses_of(
+    found: Recognized, dims: tuple[RowDim, ...], layout: Layout, vector: int
+) -> Mapping[tuple[str, str], Access]:
+    """Each use of each tensor, by its name and place; results and what meets them move `vector` elements at a time."""
+    graph, made = found.lowered, dict[tuple[str, str], Access]()
+    names = value_names(graph)
+    behind = set(inputs_of(graph, found.epilogue)) | set(graph.outputs)
+    scored = set(inputs_of(graph, (*found.score_body, *found.weight_body)))
+    uses = attention_uses(graph)
+    often = {u.tensor.name for u in uses if sum(o.tensor.name == u.tensor.name for o in uses) > 1}
+    for use, place in places(found, uses):
+        tensor = use.tensor
+        output = any(tensor is t for t in graph.outputs)
+        name = tensor.name if output else names[tensor.node]
+        if tensor.name in often and place != "tile":
+            name = f"{name}_{place}"
+        if use.place != "tile":
+            most = VECTOR_BYTES
+        else:
+            most = vector * tensor.dtype.bytes if tensor in behind and tensor not in scored else 0
+        width = width_of(graph, layout, tensor, most) if most else 1
+        made[tensor.name, place] = access_of(graph, dims, use, name, output, width)
+    return made
+
+
+def places(found: Recognized, uses: tuple[Use, ...]) -> Iterator[tuple[Use, str]]:
+    """Each use with the word that tells it from others of its tensor."""
+    for use in uses:
+        if use.place != "right":
+            yield use, use.place
+        else:
+            yield use, "right" if use.transposed else "values"
+
+
+def access_of(graph: Graph, dims: tuple[RowDim, ...], use: Use, name: str, output: bool, width: int) -> Access:
+    tensor = use.tensor
+    moving = []
+    for place, dim in enumerate(dims):
+        own = tuple(a for a in (axis_of(graph, use, axis) for axis in dim.axes) if a is not None)
+        if own:
+            moving.append((place, own))
+    by_column = not of_row(tensor.node) and bool(tensor.shape)
+    vector = by_column and width > 1
+    return Access(
+        tensor=tensor.name,
+        name=name,
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        output=output,
+        by_column=by_column,
+        strided=tuple(place for place, _ in moving),
+        mode="vector" if vector else "element",
+        vector=width,
+        vector_bytes=min(VECTOR_BYTES, width * tensor.dtype.bytes) if vector else tensor.dtype.bytes,
+        ld_axis=-2 if use.place == "right" else None,
+        axes=tuple(own for _, own in moving),
+        right=use.place == "right",
+    )
+
+
+def attention_params(
+    graph: Graph, dims: tuple[RowDim, ...], accesses: Mapping[tuple[str, str], Access]
+) -> Iterator[Param]:
+    """The kernel's arguments: operands in the spec's order, outputs, sizes of `dims`, strides of each access."""
+    yield from params_of(graph, dims)
+    for access in accesses.values():
+        for place, own in zip(access.strided, access.axes, strict=True):
+            yield Param("stride", stride_name(access, dims, place), access.tensor, dim=place, axes=own)
+        if access.ld_axis is not None:
+            yield Param("stride", f"{access.name}_ld", access.tensor, axes=(access.ld_axis,))
+
+
+def matrix(access: Access, target: Target, columns: int, lines: int, unit: int, values: bool = False) -> Matrix:
+    """Rows on their way to shared memory, `columns` long there but for what fills the last `unit` of a fragment."""
+    copied = target.async_copies and access.mode == "vector"
+    transport: Transport = "cp.async" if copied else "plain"
+    return Matrix(
+        access=access,
+        transport=transport,
+        width=access.vector if access.mode == "vector" else 1,
+        columns=columns,
+        lines=lines,
+        padded=-(-columns // unit) * unit,
+        across=values and not target.async_copies,
+    )

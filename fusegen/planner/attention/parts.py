@@ -1,0 +1,235 @@
+"""What a plan of attention is made of, all frozen: its tile, bodies of scores and weights, ends, and what comes behind.
+
+A block has some rows of queries and goes over the keys, a tile at a time:
+
+    scores   query @ key^T, in registers
+    logits   a body for each element: as the chain has it (`tested`), or with the conditions resolved that surely hold
+             in the whole tile (`free`)
+    carried  the largest logit of each row, and sums of exponentials against it, which shrink as it grows
+    product  += weights @ value, the weights from the registers that held the scores
+
+Behind the last tile the sums go through shared memory, where each thread takes neighbouring columns of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fusegen.language.graph import Graph
+from fusegen.language.types import DType
+from fusegen.planner.attention.masks import MOST_ROWS, Direction
+from fusegen.planner.model import Access, Body, Load, Plan, Statement
+from fusegen.planner.parts import Transport
+from fusegen.targets.atoms import Atom
+
+SUMS_PADDING_FLOATS = 4  # floats behind a row of sums: what a warp writes at once then lies in different banks
+CHUNK = 8  # halves that move together: 16 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTile:
+    """`rows` of queries of a block, `keys` of a tile, of which `stages` are in shared memory at a time. Each warp has
+    `rows` / `warps` rows. `held`: the queries' fragments stay in registers."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Rows of queries, keys or values, as they get into shared memory: `width` elements at a time, `columns` of them,
+    in lines padded to whole fragments, `chunks` of 16 bytes from one line to the next. `across`: lines are columns."""
+
+    access: Access
+    transport: Transport
+    width: int
+    columns: int
+    lines: int
+    padded: int
+    across: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.access.name
+
+    @property
+    def copied(self) -> bool:
+        return self.transport != "plain"
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one line to the next: an odd number of 16 bytes, so that what lanes read at once of 8 lines
+        lies in different banks."""
+        beside = self.lines if self.across else self.padded
+        return (beside // CHUNK | 1) * CHUNK
+
+    @property
+    def elements(self) -> int:
+        """In shared memory."""
+        return (self.padded if self.across else self.lines) * self.pitch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ElementBody(Body):
+    """What is made of one element of a tile of scores: `value`, of `given` among others."""
+
+    given: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndText:
+    """An end of an interval of keys: a sum of `terms`, values times numbers, and `plus`; or the least or most of
+    some."""
+
+    terms: tuple[tuple[str, int], ...] = ()
+    plus: int = 0
+    how: Literal["sum", "least", "most"] = "sum"
+    of: tuple[EndText, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ends(Body):
+    """The keys that a row needs, `first` to `end`, and those of them that need no test. `direction`: whether what is
+    known of a tile's first and last row is known of all of them."""
+
+    first: EndText | None
+    end: EndText | None
+    free_first: EndText | None
+    free_end: EndText | None
+    direction: Direction
+
+    @property
+    def skips(self) -> bool:
+        """Are there tiles of keys that no row needs?"""
+        return self.first is not None or self.end is not None
+
+    @property
+    def settles(self) -> bool:
+        return self.free_first is not None or self.free_end is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Behind(Body):
+    """What is made of the sums, `vector` neighbouring columns at a time. `sums` names an element of the product; the
+    row's largest logit is `top`, the sum of its exponentials `total`, empty where nothing asks for it. Where the
+    chain's pivot is not the largest logit, `pivot_body` makes it, and sums are brought to it."""
+
+    sums: str
+    top: str
+    total: str
+    pivot: str
+    pivot_body: tuple[Statement, ...]
+    vector: int
+    passes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionPlan(Plan):
+    """Attention as one kernel."""
+
+    attention: Graph  # as the kernel computes it
+    tile: AttentionTile
+    atom: Atom
+    query: Matrix
+    key: Matrix
+    value: Matrix
+    keys: int  # T
+    dtype: DType  # of all factors
+    launch_body: tuple[Statement, ...]  # once a thread
+    row_loads: tuple[Load, ...]  # of the block's rows, before the first tile
+    row_body: tuple[Statement, ...]
+    tested: ElementBody
+    free: ElementBody
+    weight: ElementBody
+    base_2: bool  # exponentials are powers of 2 of the logits as they are
+    ends: Ends
+    behind: Behind
+
+    @property
+    def lowered(self) -> Graph:
+        return self.attention
+
+    @property
+    def configuration(self) -> str:
+        """`attention 128x64 8 2`: rule, rows x keys, warps, stages."""
+        t = self.tile
+        return f"{self.rule} {t.rows}x{t.keys} {t.warps} {t.stages}"
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        t = self.tile
+        return {"tile": {"rows": t.rows, "keys": t.keys, "warps": t.warps, "stages": t.stages, "held": t.held}}
+
+    @property
+    def threads(self) -> int:
+        return self.tile.warps * self.target.warp
+
+    @property
+    def cluster(self) -> int:
+        return 1
+
+    @property
+    def rows_per_block(self) -> int:
+        return self.tile.rows
+
+    @property
+    def static_shared_bytes(self) -> int:
+        return 4 * 4 * self.tile.warps if self.meets else 0
+
+    @property
+    def meets(self) -> bool:
+        """Are ends found of all rows of a block, one a thread, and brought together?"""
+        return bool(self.ends.direction == "any" and (self.ends.skips or self.ends.settles))
+
+    @property
+    def max_rows(self) -> int:
+        """Tiles are counted in 32 bits; of products with one row each, every one takes a tile. Row numbers and what is
+        added to them have 32 bits too."""
+        return min(MOST_ROWS, self.max_blocks * (1 if self.row_dims[1:] else self.tile.rows))
+
+    def blocks(self, *extents: int, resident: int | None = None) -> int:
+        *others, rows = extents or (1,)
+        return math.prod(others) * -(-rows // self.tile.rows)
+
+    @property
+    def tiles(self) -> int:
+        """Of keys."""
+        return -(-self.keys // self.tile.keys)
+
+    @property
+    def ragged(self) -> bool:
+        """Does the last tile of keys end beyond them?"""
+        return self.keys % self.tile.keys != 0
+
+    @property
+    def tests(self) -> bool:
+        """Are there tiles that have to be tested, and others that have not?"""
+        return self.ragged or self.ends.settles
+
+    @property
+    def stage_elements(self) -> int:
+        return self.key.elements + self.value.elements
+
+    @property
+    def query_at(self) -> int:
+        """Elements from the start of shared memory to the queries: in the last stage's place, if they stay in registers
+        from then on."""
+        return self.stage_elements * (self.tile.stages - (1 if self.tile.held else 0))
+
+    @property
+    def sums_stride(self) -> int:
+        return self.value.padded + SUMS_PADDING_FLOATS
+
+
+def shared_bytes(tile: AttentionTile, dtype: DType, query: Matrix, key: Matrix, value: Matrix) -> int:
+    """Dynamic shared memory: the ring and the queries, and in their place the sums and two values of each row."""
+    stage = key.elements + value.elements
+    ring = max(stage * tile.stages, stage * (tile.stages - (1 if tile.held else 0)) + query.elements)
+    return max(ring * dtype.bytes, 4 * tile.rows * (value.padded + SUMS_PADDING_FLOATS + 2))

@@ -1,0 +1,377 @@
+"""A chain with a softmax between two products, taken apart: what one pass over the keys can hold.
+
+    found = recognized(graph)
+    found.logits          # the value whose rows are softmaxed, made element by element from `found.scores`
+    found.lowered         # the chain as a kernel computes it: 1 / sum stands behind the second product
+
+The softmax is found by its structure, whoever wrote it: a maximum along the keys, exponentials of what is left when a
+row value made of that maximum is subtracted, and their sum. Sums of exponentials are *carried*: made against the
+largest logit so far, and multiplied by exp(old - new) where that grows (Milakov & Gimelshein 2018). The second product
+is such a sum as well (Dao et al. 2022), as long as what it multiplies is the exponential times what does not depend on
+the row's other elements; factors that are one value a row are moved behind it:
+
+    (e * r) @ v  ->  (e @ v) * r
+
+Exact but for rounding: e, which is at most 1, is rounded to the factors' type in place of e * r. Where r is not finite,
+the row's maximum or its sum was not, and the whole row is NaN either way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fusegen.language.graph import CASTS, Graph, Kind, Node, Tensor, behind, once_per_graph, plain
+from fusegen.language.ordering import with_nodes
+from fusegen.language.products import Unsplittable, is_computed
+from fusegen.language.trace import OPS
+from fusegen.language.types import DType, Size, f32, size_of
+from fusegen.planner.rewrites import hoist_scales, share_common
+
+EXPONENTIALS = ("exp", "exp2")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recognized:
+    """The parts of a chain, all nodes of `lowered`.
+
+    `scores` = query @ key^T; `logits`, made of its elements one by one; `top`, the largest of a row; `pivot`, the row
+    value that is subtracted from them; `exps`, their exponentials; `total`, the sum of these, None where nothing asks
+    for it; `weights`, the exponentials as they are multiplied; `product` = weights @ value.
+    """
+
+    lowered: Graph
+    scores: Node
+    logits: Node
+    top: Node
+    pivot: Node
+    exps: Node
+    total: Node | None
+    weights: Node
+    product: Node
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    dtype: DType  # of all factors
+
+    @property
+    def keys(self) -> Size:
+        """T."""
+        return self.scores.shape[-1]
+
+    @property
+    def depth(self) -> Size:
+        """D, of queries and keys."""
+        return self.scores.inputs[0].shape[-1]
+
+    @property
+    def width(self) -> Size:
+        """D of the values."""
+        return self.product.shape[-1]
+
+    @property
+    def carried(self) -> tuple[Node, ...]:
+        """What passes over the keys leave behind, beside the second product."""
+        return (self.top,) if self.total is None else (self.top, self.total)
+
+    @property
+    def score_body(self) -> tuple[Node, ...]:
+        """From an element of the scores to its logit, in order; what is one value a row among it."""
+        return self.between(self.logits, (self.scores,))
+
+    @property
+    def weight_body(self) -> tuple[Node, ...]:
+        """From an exponential to what is multiplied."""
+        return self.between(self.weights, (self.exps, self.scores, *self.carried))
+
+    @property
+    def epilogue(self) -> tuple[Node, ...]:
+        """Behind the second product and beside it."""
+        found = {t.node for t in self.lowered.outputs}
+        stop = {self.product, *self.carried}
+        for node in reversed(self.lowered.nodes):
+            if node in found and node not in stop:
+                found.update(node.inputs)
+        return tuple(n for n in self.lowered.nodes if n in found and n not in stop)
+
+    @property
+    def plain_pivot(self) -> bool:
+        """Is it the largest logit, or 0 where that is -inf, as a kernel carries it?"""
+        return is_guarded(self.pivot, self.top)
+
+    def between(self, last: Node, first: tuple[Node, ...]) -> tuple[Node, ...]:
+        found = {last} - set(first)
+        for node in reversed(self.lowered.nodes):
+            if node in found:
+                found.update(a for a in node.inputs if a not in first)
+        return tuple(n for n in self.lowered.nodes if n in found)
+
+
+def of_row(node: Node) -> bool:
+    """Has it one value for all elements of a row?"""
+    return not node.shape or node.shape[-1] == 1
+
+
+def is_attention(graph: Graph) -> bool:
+    """Does a product take what another one gives, by way of a maximum along rows?"""
+    if len(graph.products) != 2 or not any(n.op.name == "max" for n in graph.reductions):
+        return False
+    first, second = graph.products
+    return first in set(behind(second.inputs))
+
+
+@once_per_graph
+def recognized(graph: Graph) -> Recognized:
+    """The parts of a chain that is attention. Raises Unsplittable for what one pass over the keys can't hold."""
+    if len(graph.products) != 2:
+        raise Unsplittable(f"{len(graph.products)} products; attention has two, one of what the other one gives")
+    hoisted = hoist_scales(constants_folded(share_common(graph)))
+    first, second = hoisted.products
+    above = set(behind(second.inputs))
+    if first not in above or first in behind([second.inputs[1]]):
+        raise Unsplittable("neither product's left factor is made of the other product")
+    softmax = softmax_of(hoisted, first, second)
+    lowered = scales_behind(hoisted, second, softmax)
+    return parts_of(lowered, softmax_of(lowered, *lowered.products))
+
+
+def constants_folded(graph: Graph) -> Graph:
+    """f(literals and sizes)  ->  a literal, as of D**-0.5
+
+    Rounds once, where a kernel's function might be off by more."""
+    made: dict[Node, Node] = {}
+    for node in graph.nodes:
+        inputs = tuple(made[a] for a in node.inputs)
+        made[node] = node if inputs == node.inputs else replace(node, inputs=inputs)
+        if node.op.kind is Kind.MAP and node.dtype is f32 and all(a.op.name in ("literal", "size") for a in inputs):
+            numbers = [size_of(a.size, graph.sizes) if a.size is not None else a.literal for a in inputs]
+            with np.errstate(all="ignore"):
+                value = eval(node.ref.format(*(f"np.float64({number!r})" for number in numbers)), {"np": np})
+            made[node] = Node(OPS["literal"], (), (), f32, node.operator, literal=float(value))
+    return graph if all(made[n] is n for n in graph.nodes) else with_nodes(graph, made)
+
+
+# ---------------------------------------------------------------- the softmax
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    logits: Node
+    top: Node
+    pivot: Node
+    exps: Node
+    total: Node | None
+
+
+def softmax_of(graph: Graph, first: Node, second: Node) -> Softmax:
+    """The one softmax between two products."""
+    above = set(behind([*second.inputs, *(t.node for t in graph.outputs)]))
+    reductions = [n for n in graph.reductions if n in above]
+    for node in reductions:
+        if node.over or first not in behind(node.inputs) or second in behind(node.inputs):
+            raise Unsplittable(
+                f"{node.operator} at {node.where} reduces something else than the scores; the kernel of two products "
+                "has one softmax between them, and no other reduction"
+            )
+    tops = [n for n in reductions if n.op.name == "max"]
+    if len(tops) != 1:
+        raise Unsplittable(f"{len(tops)} maxima along the keys; attention subtracts one")
+    (top,) = tops
+    logits = top.inputs[0]
+    found = [n for n in graph.nodes if n.op.name in EXPONENTIALS and (p := subtracted(n, logits)) and made_of(p, top)]
+    if len(found) != 1:
+        raise Unsplittable(
+            f"{len(found)} exponentials of {top.operator}'s argument less its maximum; attention has one"
+        )
+    (exps,) = found
+    sums = [n for n in reductions if n is not top]
+    if len(sums) > 1 or any(n.op.name != "sum" or n.inputs[0] is not exps for n in sums):
+        wrong = next((n for n in sums if n.op.name != "sum" or n.inputs[0] is not exps), sums[-1])
+        raise Unsplittable(
+            f"{wrong.operator} at {wrong.where}: {wrong.op.name} of something else than the exponentials that are "
+            "multiplied; a pass over the keys carries their sum alone"
+        )
+    pivot = exps.inputs[0].inputs[1]
+    return Softmax(logits, top, pivot, exps, sums[0] if sums else None)
+
+
+def subtracted(node: Node, logits: Node) -> Node | None:
+    """p of exp(logits - p)."""
+    (inner,) = node.inputs
+    return inner.inputs[1] if inner.op.name == "sub" and inner.inputs[0] is logits else None
+
+
+def made_of(pivot: Node, top: Node) -> bool:
+    """A row value, of the maximum among others."""
+    return of_row(pivot) and top in behind([pivot])
+
+
+def is_guarded(pivot: Node, top: Node) -> bool:
+    if pivot.op.name != "where":
+        return False
+    test, zero, other = pivot.inputs
+    return (
+        test.op.name == "eq" and test.inputs[0] is top and test.inputs[1].literal == -math.inf
+        and zero.literal == 0 and other is top
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- scales of whole rows
+
+
+Scale = tuple[str, Node]
+
+
+def scales_behind(graph: Graph, second: Node, softmax: Softmax) -> Graph:
+    """The chain with every factor that is one value a row behind the second product."""
+    dtype = graph.factor_types[second]
+    inner, scales = stripped(second.inputs[0], softmax.exps, dtype)
+    if inner is second.inputs[0]:
+        return graph
+    made: dict[Node, Node] = {}
+    for node in graph.nodes:
+        inputs = tuple(made[a] for a in node.inputs)
+        made[node] = node if inputs == node.inputs else replace(node, inputs=inputs)
+        if node is second:
+            result = replace(node, inputs=(moved(inner, made), inputs[1]))
+            for op, scale in scales:
+                result = replace(node, op=OPS[op], inputs=(result, moved(scale, made)))
+            made[node] = result
+    return with_nodes(graph, made)
+
+
+def moved(node: Node, made: Mapping[Node, Node]) -> Node:
+    """A node that stripping may have made, of nodes of the graph."""
+    if node in made:
+        return made[node]
+    return replace(node, inputs=tuple(moved(a, made) for a in node.inputs))
+
+
+def stripped(node: Node, exps: Node, dtype: DType) -> tuple[Node, tuple[Scale, ...]]:
+    """A factor without what is one value a row; and without a last cast to the factors' type, to which it is rounded
+    anyway."""
+    if node is exps:
+        return node, ()
+    if CASTS.get(node.op.name) is dtype:
+        return stripped(node.inputs[0], exps, dtype)
+    if node.op.name in ("mul", "div"):
+        a, b = node.inputs
+        if of_row(b):
+            inner, scales = stripped(a, exps, dtype)
+            return inner, (*scales, (node.op.name, b))
+        if of_row(a) and node.op.name == "mul":
+            inner, scales = stripped(b, exps, dtype)
+            return inner, (*scales, ("mul", a))
+        place = 0 if exps in behind([a]) else 1
+        if place == 0 or node.op.name == "mul":
+            inner, scales = stripped(node.inputs[place], exps, dtype)
+            inputs = (inner, b) if place == 0 else (a, inner)
+            return (replace(node, inputs=inputs), scales) if inner is not node.inputs[place] else (node, ())
+    if node.op.name == "where" and node.inputs[2].literal == 0:
+        test, x, zero = node.inputs
+        inner, scales = stripped(x, exps, dtype)
+        return (replace(node, inputs=(test, inner, zero)), scales) if inner is not x else (node, ())
+    return node, ()
+
+
+def need_linear(node: Node, softmax: Softmax) -> None:
+    """Raises Unsplittable where the weights are not the exponentials times what needs nothing else of the row."""
+    carried = {softmax.exps, softmax.top, *([softmax.total] if softmax.total else [])}
+    while node is not softmax.exps:
+        others: tuple[Node, ...]
+        name, of = node.op.name, node.inputs
+        if name in ("mul", "div") and softmax.exps in behind([of[0]]):
+            node, others = of[0], of[1:]
+        elif (name == "mul" and softmax.exps in behind([of[1]])) or (name == "where" and of[2].literal == 0):
+            node, others = of[1], of[:1]
+        else:
+            raise Unsplittable(
+                f"{node.operator} at {node.where}: the second product's left factor is not the softmax's exponentials "
+                "times something; only that can be rescaled while the maximum grows"
+            )
+        if carried.intersection(behind(others)):
+            raise Unsplittable(f"{node.operator} at {node.where} meets the row's maximum or sum before the product")
+
+
+# ---------------------------------------------------------------- what one kernel holds
+
+
+def parts_of(graph: Graph, softmax: Softmax) -> Recognized:
+    first, second = graph.products
+    need_linear(second.inputs[0], softmax)
+    for product in (first, second):
+        for side, factor in zip(("left", "right"), product.inputs, strict=True):
+            if product is second and side == "left":
+                continue
+            if not plain(factor):
+                raise Unsplittable(
+                    f"the {side} factor of the product at {product.where} is computed; attention reads queries, keys "
+                    "and values as they lie in memory"
+                )
+    if first.inputs[0].op.kind is Kind.TRANSPOSE or first.inputs[1].op.kind is not Kind.TRANSPOSE:
+        raise Unsplittable(f"the product at {first.where}: attention takes rows of queries and rows of keys, q @ k.mT")
+    if second.inputs[1].op.kind is Kind.TRANSPOSE:
+        raise Unsplittable(f"the product at {second.where}: attention takes rows of values, softmax(..) @ v")
+    types = {graph.factor_types[n] for n in graph.products}
+    if len(types) > 1:
+        raise Unsplittable(f"the products have factors of {' and '.join(map(str, types))}")
+    found = Recognized(
+        lowered=graph,
+        scores=first,
+        logits=softmax.logits,
+        top=softmax.top,
+        pivot=softmax.pivot,
+        exps=softmax.exps,
+        total=softmax.total,
+        weights=second.inputs[0],
+        product=second,
+        query=graph.tensor_of[first.inputs[0]],
+        key=graph.tensor_of[first.inputs[1].inputs[0]],
+        value=graph.tensor_of[second.inputs[1]],
+        dtype=types.pop(),
+    )
+    need_elements(found)
+    return found
+
+
+def need_elements(found: Recognized) -> None:
+    """Raises Unsplittable for what is neither made element by element nor one value a row."""
+    graph = found.lowered
+    for tensor in graph.outputs:
+        above = set(graph.ancestors(tensor.node))
+        if not of_row(tensor.node) and found.scores in above and found.product not in above:
+            raise Unsplittable(f"{tensor.name} has a value for each key, and the kernel of two products writes none")
+    bodies: Iterable[Node] = (*found.score_body, *found.weight_body, *found.epilogue)
+    for node in bodies:
+        if node.op.kind not in (Kind.MAP, Kind.INPUT, Kind.LEAF) or node in (found.scores, found.logits.op):
+            raise Unsplittable(f"{node.operator} at {node.where}: the kernel of two products takes single elements")
+    first, behind_it = found.scores, set(found.epilogue)
+    inside = {n for n in (*found.score_body, *found.weight_body, found.exps, first) if n.op.kind is not Kind.LEAF}
+    for node in inside & behind_it:
+        if node.op.kind is not Kind.INPUT and not of_row(node):
+            raise Unsplittable(
+                f"{node.operator} at {node.where} is asked for behind the softmax too, of each key: the kernel of two "
+                "products has it for a tile of keys alone"
+            )
+    rank = len(graph.shape)
+    for node in (found.scores, found.product):
+        if len(node.shape) != rank or node.shape[:-1] != graph.shape[:-1]:
+            raise Unsplittable(f"the product at {node.where} has not the chain's rows")
+
+
+def rows_before(found: Recognized, nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Of those nodes, what is computed and one value a row."""
+    return tuple(n for n in nodes if is_computed(n) and of_row(n))
+
+
+def computed_elements(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    return tuple(n for n in nodes if is_computed(n) and not of_row(n))
+
+
+def inputs_of(graph: Graph, nodes: Iterable[Node]) -> tuple[Tensor, ...]:
+    """The operands in memory among those nodes, in the spec's order."""
+    wanted = set(nodes)
+    return tuple(t for t in graph.inputs if t.node in wanted and t.shape)

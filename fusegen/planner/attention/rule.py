@@ -1,0 +1,289 @@
+"""Attention: two products with a softmax between them in one kernel, in which no row of scores is ever whole.
+
+A block has some rows of queries; its warps go over tiles of keys and values in shared memory, and carry each row's
+maximum and sums in registers (Milakov & Gimelshein 2018; Dao et al. 2022). What masks leave out of a tile's columns is
+known before it is read: whole tiles are left out, and only those that an end cuts are tested, element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from fusegen.language.graph import Graph, Node, behind
+from fusegen.language.naming import entry_name, value_names
+from fusegen.language.products import Unsplittable, is_computed
+from fusegen.language.types import b8, size_of
+from fusegen.planner.attention.cost import estimate, registers_of
+from fusegen.planner.attention.masks import End, Least, Mask, Sum, direction, mask_of, values_of
+from fusegen.planner.attention.operands import accesses_of, attention_dims, attention_params, matrix
+from fusegen.planner.attention.parts import (
+    CHUNK,
+    AttentionPlan,
+    AttentionTile,
+    Behind,
+    ElementBody,
+    Ends,
+    EndText,
+    shared_bytes,
+)
+from fusegen.planner.attention.recognition import Recognized, inputs_of, is_attention, of_row, recognized
+from fusegen.planner.cost import decisions
+from fusegen.planner.matching import NoMatch, NotFor, need_countable
+from fusegen.planner.model import Access, Layout, Load, Number, Statement, Store
+from fusegen.planner.pieces import argument, roundings, statements
+from fusegen.planner.ranges import fits, stays_inside
+from fusegen.targets.atoms import Atom
+from fusegen.targets.base import Target
+
+# rows, keys, warps, stages: with copies past the registers, which fill one stage while another is multiplied
+TILES = (
+    (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 2), (64, 128, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2), (32, 64, 2, 2),
+    (16, 64, 1, 2),
+)  # fmt: skip
+# and by way of registers, one stage of 32 KiB, so that a second block fits
+WAVES = ((64, 64, 4, 1), (128, 64, 8, 1), (64, 32, 4, 1), (32, 32, 2, 1), (16, 32, 1, 1))
+HELD_DEPTH = 128  # numbers of a query whose fragments stay in registers: 32 of these at most
+MOST_DEPTH = 256
+
+
+def attention(graph: Graph, target: Target, layout: Layout) -> Iterator[AttentionPlan]:
+    """Every tile that fits the target."""
+    if not is_attention(graph):
+        raise NotFor("attention is for two products with a softmax between them")
+    try:
+        found = recognized(graph)
+    except Unsplittable as reason:
+        raise NoMatch(str(reason)) from None
+    atom = next((a for a in target.chained if a.factors is found.dtype), None)
+    if atom is None:
+        raise NoMatch(
+            f"{target.arch} has no instruction whose sums go on as the next product's factor of {found.dtype}"
+        )
+    sizes = graph.sizes
+    keys, depth, width = (size_of(size, sizes) for size in (found.keys, found.depth, found.width))
+    need_countable(keys)
+    for what, number in (("queries and keys", depth), ("values", width)):
+        if number % CHUNK or number > MOST_DEPTH:
+            raise NoMatch(
+                f"{what} of {number} numbers each; attention keeps them in registers, in eights and up to {MOST_DEPTH}"
+            )
+    mask = mask_of(found)
+    for rows, tile_keys, warps, stages in TILES if target.async_copies else WAVES:
+        tile = AttentionTile(rows, tile_keys, warps, stages, held=depth <= HELD_DEPTH)
+        if tile_keys < 2 * max(32, keys) and (made := candidate(graph, found, mask, target, layout, tile, atom)):
+            yield made
+
+
+def candidate(
+    graph: Graph, found: Recognized, mask: Mask, target: Target, layout: Layout, tile: AttentionTile, atom: Atom
+) -> AttentionPlan | None:
+    lowered, sizes = found.lowered, graph.sizes
+    keys, depth, width = (size_of(size, sizes) for size in (found.keys, found.depth, found.width))
+    vector = next(v for v in (8, 4, 2, 1) if width % v == 0)
+    dims = attention_dims(lowered, layout)
+    accesses = accesses_of(found, dims, layout, vector)
+    query = matrix(accesses[found.query.name, "left"], target, depth, tile.rows, atom.k)
+    key = matrix(accesses[found.key.name, "right"], target, depth, tile.keys, atom.k)
+    value = matrix(accesses[found.value.name, "values"], target, width, tile.keys, 16, values=True)
+    room = shared_bytes(tile, found.dtype, query, key, value)
+    registers = registers_of(tile, atom, query, key, value, target)
+    if room > target.shared_bytes or registers > target.registers_per_thread:
+        return None
+    by_tensor = {name: access for (name, place), access in accesses.items() if place == "tile"}
+    drawn = Draft(found, mask, by_tensor)
+    ends = drawn.ends()
+    return AttentionPlan(
+        name=entry_name(graph),
+        graph=graph,
+        attention=lowered,
+        target=target,
+        layout=layout,
+        rule="attention",
+        template="attention.cu.j2",
+        regime=regime(tile, ends, mask, drawn),
+        cols=graph.cols,
+        row_dims=dims,
+        accesses=tuple(accesses.values()),
+        params=tuple(attention_params(lowered, dims, accesses)),
+        folded=False,
+        shared_bytes=room,
+        cost=estimate(graph, found, mask, target, tile, room, registers),
+        decisions=decisions(graph),
+        rounding=(
+            f"{drawn.names[found.weights]}, before it is divided by its row's sum, to {found.dtype} where it meets "
+            f"{drawn.names[found.value.node]}",
+            *roundings(graph),
+        ),
+        tile=tile,
+        atom=atom,
+        query=query,
+        key=key,
+        value=value,
+        keys=keys,
+        dtype=found.dtype,
+        launch_body=drawn.launch_body,
+        row_loads=drawn.row_loads,
+        row_body=drawn.row_body,
+        tested=drawn.score_body(frozenset()),
+        free=drawn.score_body(mask.settled),
+        weight=drawn.weight_body(),
+        base_2=found.exps.op.name == "exp2",
+        ends=ends,
+        behind=drawn.behind(vector, -(-tile.rows * width // vector // (tile.warps * target.warp))),
+    )
+
+
+def regime(tile: AttentionTile, ends: Ends, mask: Mask, drawn: Draft) -> str:
+    skipped = ""
+    if ends.skips:
+        what = " and ".join(
+            filter(None, ["before the first" if ends.first else "", "behind the last" if ends.end else ""])
+        )
+        skipped = f"; of keys {what} that a block's rows need, none are read"
+    tested = "; conditions are tested in tiles that an end cuts" if ends.settles else ""
+    stages = "the next tile copied meanwhile" if tile.stages > 1 else "the next tile in registers meanwhile"
+    return f"{tile.rows} queries a block of {tile.warps} warps, tiles of {tile.keys} keys, {stages}{skipped}{tested}"
+
+
+class Draft:
+    """The bodies of recognized attention."""
+
+    def __init__(self, found: Recognized, mask: Mask, accesses: Mapping[str, Access]) -> None:
+        self.found, self.mask, self.accesses = found, mask, accesses
+        self.graph = found.lowered
+        self.names = value_names(self.graph)
+        self.launch = {n for n in self.graph.nodes if is_computed(n) and of_launch(n)}
+        self.before = [n for n in (*found.score_body, *found.weight_body) if of_row(n)]
+
+    def loads(self, nodes: Iterable[Node], rows: bool) -> tuple[Load, ...]:
+        tensors = (t for t in inputs_of(self.graph, nodes) if of_row(t.node) is rows)
+        return tuple(Load(self.accesses[t.name], self.names[t.node]) for t in tensors)
+
+    # ---------------------------------------------------------------- before the first tile
+
+    @property
+    def row_loads(self) -> tuple[Load, ...]:
+        return self.loads(self.before, rows=True)
+
+    @property
+    def launch_body(self) -> tuple[Statement, ...]:
+        return self.statements(self.ordered(self.launch), of_launch=True)
+
+    @property
+    def row_body(self) -> tuple[Statement, ...]:
+        return self.statements(self.ordered(self.before))
+
+    def statements(self, nodes: Iterable[Node], of_launch: bool = False) -> tuple[Statement, ...]:
+        """Of those nodes that are computed, and once a launch or more often."""
+        return statements(self.graph, [n for n in nodes if is_computed(n) and (n in self.launch) is of_launch])
+
+    def ordered(self, nodes: Iterable[Node]) -> list[Node]:
+        wanted = set(nodes)
+        return [n for n in self.graph.nodes if n in wanted]
+
+    # ---------------------------------------------------------------- elements
+
+    def score_body(self, settled: frozenset[Node]) -> ElementBody:
+        """From scores to logits, with the conditions in `settled` taken to hold."""
+        found = self.found
+        stands = self.stand_ins(found.score_body, settled)
+        value = stands.get(found.logits, found.logits)
+        assert value is not None
+        wanted = {value}
+        for node in reversed(self.graph.nodes):
+            if node in wanted and node is not found.scores and not of_row(node):
+                wanted.update(a for a in (stands.get(a, a) for a in node.inputs) if a is not None)
+        listed = [n for n in found.score_body if n in wanted and not of_row(n)]
+        return ElementBody(
+            given=self.names[found.scores],
+            value=self.names[value],
+            loads=self.loads(listed, rows=False),
+            body=tuple(self.resolved(n, stands) for n in listed if is_computed(n)),
+        )
+
+    def stand_ins(self, nodes: Iterable[Node], settled: frozenset[Node]) -> Mapping[Node, Node | None]:
+        """What a value is where the settled conditions hold: another value, or None for a condition that does."""
+        table: dict[Node, Node | None] = {}
+        for node in nodes:
+            if node in settled:
+                table[node] = None
+                continue
+            of = [table.get(a, a) for a in node.inputs]
+            if node.op.name == "where" and of[0] is None:
+                table[node] = of[1]
+            elif node.op.name == "logical_and" and None in of:
+                table[node] = of[1] if of[0] is None else of[0]
+        return table
+
+    def resolved(self, node: Node, stands: Mapping[Node, Node | None]) -> Statement:
+        args = []
+        for a in node.inputs:
+            other = stands.get(a, a)
+            args.append(Number(True, b8) if other is None else argument(other, self.graph))
+        return Statement(node.op, self.names[node], node.dtype, tuple(args), stays_inside(node, self.graph))
+
+    def weight_body(self) -> ElementBody:
+        found = self.found
+        listed = [n for n in found.weight_body if not of_row(n)]
+        return ElementBody(
+            given=self.names[found.exps],
+            value=self.names[found.weights],
+            loads=self.loads(listed, rows=False),
+            body=statements(self.graph, [n for n in listed if is_computed(n)]),
+        )
+
+    # ---------------------------------------------------------------- ends
+
+    def ends(self) -> Ends:
+        mask = self.mask
+        above = [n for n in self.ordered(self.graph.ancestors(*values_of(mask)))]
+        return Ends(
+            row_loads=self.loads(above, rows=True),
+            row_body=self.statements(above),
+            first=self.end_text(mask.needed.first),
+            end=self.end_text(mask.needed.end),
+            free_first=self.end_text(mask.free.first),
+            free_end=self.end_text(mask.free.end),
+            direction=direction(mask, self.graph),
+        )
+
+    def end_text(self, end: End | None) -> EndText | None:
+        if end is None:
+            return None
+        if isinstance(end, Sum):
+            return EndText(tuple((self.names[node], times) for node, times in end.terms), end.plus)
+        inner = tuple(text for e in end.of if (text := self.end_text(e)) is not None)
+        return EndText(how="least" if isinstance(end, Least) else "most", of=inner)
+
+    # ---------------------------------------------------------------- behind
+
+    def behind(self, vector: int, passes: int) -> Behind:
+        found, graph = self.found, self.graph
+        carried = {found.product, *found.carried}
+        pivot: list[Node] = []
+        if not found.plain_pivot:
+            pivot = [n for n in found.between(found.pivot, (found.top,)) if of_row(n) and is_computed(n)]
+        listed = [n for n in found.epilogue if n not in carried]
+        rows = [n for n in listed if of_row(n) and is_computed(n) and n not in pivot]
+        outputs = [(Store(self.accesses[t.name], self.names[t.node], fits=fits(t, graph)), t) for t in graph.outputs]
+        needed = [*listed, *found.between(found.pivot, (found.top,))] if pivot else listed
+        return Behind(
+            sums=self.names[found.product],
+            top=self.names[found.top],
+            total=self.names[found.total] if found.total else "",
+            pivot=self.names[found.pivot] if pivot else "",
+            pivot_body=self.statements(pivot),
+            vector=vector,
+            passes=passes,
+            row_loads=self.loads(needed, rows=True),
+            row_body=self.statements(rows),
+            row_stores=tuple(store for store, t in outputs if of_row(t.node)),
+            loads=self.loads(listed, rows=False),
+            body=statements(graph, [n for n in listed if not of_row(n) and is_computed(n)]),
+            stores=tuple(store for store, t in outputs if not of_row(t.node)),
+        )
+
+
+def of_launch(node: Node) -> bool:
+    """Is it the same in all blocks: made of numbers and run-time scalars alone?"""
+    return all(not n.shape and n.op.name != "row_index" for n in behind([node]))
