@@ -119,8 +119,16 @@ def gated(q: bf16[B, S, D], k: bf16[B, T, D], v: bf16[B, T, D], gate: bf16[B, 1,
     return (F.softmax(q @ k.mT * a) * gate) @ v
 
 
+@chain(S=40, T=70, D=16)
+def unnormalised(q: bf16[S, D], k: bf16[T, D], v: bf16[T, D], floor: f32[S, 1]) -> f32[S, D]:
+    """An operand that the pivot alone is made of, and no sum."""
+    s = q @ k.mT * 0.25
+    return F.exp(s - F.maximum(F.max(s), floor)) @ v
+
+
 ALL: tuple[Chain, ...] = (
     plain, lse, window, alibi, softcap, document, sink, bias, prefix, chunks, wide, tiny, one, base_2, gated,
+    unnormalised,
 )  # fmt: skip
 
 

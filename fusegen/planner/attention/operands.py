@@ -36,7 +36,8 @@ def attention_uses(graph: Graph) -> tuple[Use, ...]:
 
 def by_rows(found: Recognized) -> Iterator[Tensor]:
     """What is read or written by rows of scores or of the result."""
-    yield from inputs_of(found.lowered, (*found.score_body, *found.weight_body, *found.epilogue))
+    pivot = found.between(found.pivot, (found.top,))
+    yield from inputs_of(found.lowered, (*found.score_body, *found.weight_body, *pivot, *found.epilogue))
     yield from found.lowered.outputs
 
 

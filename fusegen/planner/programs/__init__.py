@@ -32,6 +32,8 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
         if column_reductions(graph):
             return by_parts(found, WORTH_PARTING * least.time_us)
         computed = any(not plain(factor) for product in graph.products for factor in product.inputs)
+        if found.plans[0].rule == "attention":  # whose scores no cut leaves out of memory
+            return None
         if not computed or least.floor_us > WORTH_CUTTING * least.time_us:
             return None
     search = import_module("fusegen.planner.programs.search")
