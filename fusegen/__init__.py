@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     # In an annotation, a type checker takes f16[M, N] as it takes Any: it would look for types, and these are values.
     b8: Any
     bf16: Any
+    f4e2m1: Any
     f8e4m3: Any
     f8e4m3fnuz: Any
     f8e5m2: Any
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
     f8e8m0: Any
     f16: Any
     f32: Any
+    i4: Any
     i8: Any
     i32: Any
     i64: Any
+    u4: Any
     u8: Any
     from fusegen.emitting.rendering import render
     from fusegen.measuring.benchmark import bench
@@ -53,6 +56,7 @@ else:
     from fusegen.language.types import (
         b8,
         bf16,
+        f4e2m1,
         f8e4m3,
         f8e4m3fnuz,
         f8e5m2,
@@ -60,9 +64,11 @@ else:
         f8e8m0,
         f16,
         f32,
+        i4,
         i8,
         i32,
         i64,
+        u4,
         u8,
     )  # fmt: skip
 
@@ -81,6 +87,7 @@ __all__ = [
     "chain",
     "compile",
     "dims",
+    "f4e2m1",
     "f8e4m3",
     "f8e4m3fnuz",
     "f8e5m2",
@@ -88,6 +95,7 @@ __all__ = [
     "f8e8m0",
     "f16",
     "f32",
+    "i4",
     "i8",
     "i32",
     "i64",
@@ -97,6 +105,7 @@ __all__ = [
     "render",
     "target",
     "tune",
+    "u4",
     "u8",
     "validate",
 ]

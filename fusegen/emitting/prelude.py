@@ -250,6 +250,33 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
          "return fabsf(x) == INFINITY ? static_cast<unsigned char>(code + 1) : code;"),  # 0x7b is the largest number's
         ("to_f8e5m2",), "float x", "unsigned char",
     ),
+    "to_f4e2m1": Special(
+        "the nibble of the nearest f4e2m1, of two the even one, at most 6 in magnitude; 7 of NaN",
+        ("if (x != x) return 7;",
+         "const unsigned sign = __float_as_uint(x) >> 28 & 8u;",
+         "const float size = fminf(fabsf(x), 6.0f);",
+         "const unsigned bits = __float_as_uint(size);",
+         "const unsigned small = __float_as_uint(size + 4194304.0f) - __float_as_uint(4194304.0f);  // halves",
+         "const unsigned even = bits + 0x1fffffu + (bits >> 22 & 1u);",
+         "return static_cast<int>(sign | (size < 1.0f ? small : (even >> 22) - 252u));"), (), "float x", "int",
+    ),
+    "f4e2m1_value": Special(
+        "the number that a nibble is: its exponent and mantissa behind those of f32, which are 2^126 times as much",
+        ("const float size = __uint_as_float((static_cast<unsigned>(x) & 7u) << 22) * 8.50705917e+37f;",
+         "return x & 8 ? -size : size;"), (), "int x",
+    ),
+    "round_f4e2m1": Special(
+        "x rounded to f4e2m1, of two the even one, at most 6 in magnitude; 6 of NaN",
+        ("return f4e2m1_value(to_f4e2m1(x));",), ("to_f4e2m1", "f4e2m1_value"),
+    ),
+    "to_i4": Special(
+        "the nearest whole number, of two the even one, from -8 to 7; 0 of NaN",
+        ("return x != x ? 0 : static_cast<int>(rintf(fminf(fmaxf(x, -8.0f), 7.0f)));",), (), "float x", "int",
+    ),
+    "to_u4": Special(
+        "the nearest whole number, of two the even one, from 0 to 15; 0 of NaN",
+        ("return x != x ? 0 : static_cast<int>(rintf(fminf(fmaxf(x, 0.0f), 15.0f)));",), (), "float x", "int",
+    ),
     "power_of_2_above": Special(
         "the least power of 2 from x on, within 2^-126 to 2^127; 2^127 of NaN",
         ("if (!(x < 1.70141183e+38f)) return 1.70141183e+38f;",

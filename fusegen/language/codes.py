@@ -5,7 +5,8 @@ group of K. So the chain's nodes are taken apart here, into operands; in the gra
 
     transpose(mul(sub(codes, spread(zeros)), spread(scales)))        [K, N]; the zeros may be missing
 
-without views, where `spread` repeats what belongs to a group at each of its places.
+without views, where `spread` repeats what belongs to a group at each of its places, and codes of 4 bits are one step,
+`unpack_i4` and its like, behind the bytes that hold them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 from fusegen.language.graph import Kind, Node
 from fusegen.language.op_table import OPS
-from fusegen.language.types import f32
+from fusegen.language.types import PACKED, DType, Shape, f4e2m1, f32, i4, i32, u4
 from fusegen.language.views import View
 
 
@@ -24,14 +25,23 @@ class Codes:
     """(codes - zeros) * scales, transposed: operands [N, K], [N, K // group] and [N, K // group]. Where there is one
     scale a row, `group` is 0."""
 
-    codes: Node
-    scales: Node
-    zeros: Node | None
+    codes: Stored
+    scales: Stored
+    zeros: Stored | None
     group: int
 
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An operand, and what its bytes are two of; its own numbers where that is None."""
+
+    node: Node
+    packed: DType | None = None
+
     @property
-    def operands(self) -> tuple[Node, ...]:
-        return tuple(node for node in (self.codes, self.scales, self.zeros) if node is not None)
+    def shape(self) -> Shape:
+        *rows, cols = self.node.shape
+        return (*rows, cols * 2) if self.packed else self.node.shape
 
 
 def codes_of(node: Node) -> Codes | None:
@@ -50,23 +60,22 @@ def codes_of(node: Node) -> Codes | None:
     if inner.op.name != "mul" or len(whole.shape) != 2:
         return None
     value, scales = (unshown(a, group) for a in inner.inputs)
-    zeros = None
-    if not group and value is not None and value.op.name == "sub":
-        value, zeros = (unshown(a, group) for a in value.inputs)
-    elif group and inner.inputs[0].op.name == "sub":
-        value, zeros = (unshown(a, group) for a in inner.inputs[0].inputs)
+    zeros, less = None, value if not group else inner.inputs[0]
+    plain = stored(value)
+    if plain is None and less is not None and less.op.name == "sub":
+        value, zeros = (unshown(a, group) for a in less.inputs)
+        plain = stored(value)
         if zeros is None:
             return None
-    found = tuple(map(stored, (value, scales, zeros)))
-    codes, scales, zeros = found
-    if codes is None or scales is None or (zeros is None) != (found[2] is None):
+    codes, own, side = plain, stored(scales), stored(zeros)
+    if codes is None or own is None or (zeros is None) != (side is None):
         return None
-    if codes.shape != whole.shape or len(scales.shape) != 2 or scales.shape[0] != codes.shape[0]:
+    if codes.shape != whole.shape or len(own.shape) != 2:
         return None
-    columns = codes.shape[1] // group if group else 1
-    if any(side is not None and side.shape != (codes.shape[0], columns) for side in (scales, zeros)):
+    each = (codes.shape[0], codes.shape[1] // group if group else 1)
+    if any(part is not None and part.shape != each for part in (own, side)):
         return None
-    return Codes(codes, scales, zeros, group)
+    return Codes(codes, own, side, group)
 
 
 def transposed(node: Node) -> Node | None:
@@ -91,27 +100,52 @@ def unshown(node: Node, group: int) -> Node | None:
     return source if groups or node.view == whole.sliced((..., None)) else None
 
 
-def stored(node: Node | None) -> Node | None:
+def stored(node: Node | None) -> Stored | None:
     """The operand that a value is, as a number."""
     if node is not None and node.op.name == "to_f32":
         (node,) = node.inputs
-    return node if node is not None and node.op.kind is Kind.INPUT else None
+    if node is None:
+        return None
+    return Stored(node) if node.op.kind is Kind.INPUT else unpacked(node)
+
+
+def unpacked(node: Node) -> Stored | None:
+    """The bytes that hold a value's numbers of 4 bits: as `fusegen.language.packing.unpack` takes them apart."""
+    if node.op.kind is Kind.UNPACK:
+        return Stored(node.inputs[0], PACKED[node.op.name.removeprefix("unpack_")])
+    dtype, codes = u4, node
+    if node.op.name == "f4e2m1_of_code":
+        dtype, (codes,) = f4e2m1, node.inputs
+    elif node.op.name == "sub" and node.inputs[0].op.name == "bit_xor" and node.inputs[1].literal == 8:
+        dtype, codes = i4, node.inputs[0].inputs[0]
+    if codes.op.kind is not Kind.VIEW or codes.inputs[0].op.kind is not Kind.JOIN:
+        return None
+    (join,) = codes.inputs
+    low, high = join.inputs if len(join.inputs) == 2 else (join, join)
+    (*_, source) = low.inputs[:1]
+    nibbles = low.op.name == "bit_and" and high.op.name == "shift_right" and high.inputs[0] is source
+    whole = codes.view == View.identity(join.shape).merged(len(join.shape) - 2, 2) and join.shape[-1] == 2
+    numbers = nibbles and (low.inputs[1].literal, high.inputs[1].literal) == (15, 4)
+    return Stored(source, dtype) if whole and numbers and source.op.kind is Kind.INPUT else None
 
 
 def in_one_kernel(found: Codes, product: Node, seen: Callable[[Node, View], Node]) -> Node:
     """The factor as the graph of one kernel has it; `seen` gives its node of an operand."""
     operator = product.operator
 
-    def number(node: Node) -> Node:
-        own = seen(node, View.identity(node.shape))
+    def number(side: Stored) -> Node:
+        own = seen(side.node, View.identity(side.node.shape))
+        if side.packed is not None:
+            op = OPS[f"unpack_{side.packed}"]
+            own = Node(op, (own,), side.shape, op.result or i32, operator)
         return own if own.dtype is f32 else Node(OPS["to_f32"], (own,), own.shape, f32, operator)
 
     codes = number(found.codes)
     group = found.group or 0
 
-    def spread(node: Node) -> Node:
+    def spread(side: Stored) -> Node:
         text = f"np.repeat({{0}}, {group}, axis=-1)" if group else "np.broadcast_to({0}, {0}.shape)"
-        return Node(OPS["spread"], (number(node),), codes.shape, f32, operator, group=group or 1, text=text)
+        return Node(OPS["spread"], (number(side),), codes.shape, f32, operator, group=group or 1, text=text)
 
     value = codes
     if found.zeros is not None:
@@ -129,7 +163,7 @@ def in_kernel(node: Node) -> Codes | None:
     if value.op.name == "sub":
         value, zeros = value.inputs
 
-    def source(side: Node) -> Node | None:
+    def source(side: Node) -> Stored | None:
         return stored(side.inputs[0] if side.op.kind is Kind.SPREAD else side)
 
     codes, own, side = stored(value), source(scales), source(zeros) if zeros is not None else None

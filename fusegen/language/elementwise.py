@@ -7,7 +7,7 @@ from fusegen.language.graph import CASTS, Node, shown_by
 from fusegen.language.op_table import OPS
 from fusegen.language.sizes import Dim, Expr, Size
 from fusegen.language.trace import Number, Value, apply, caller, composite, current, power, size_leaf
-from fusegen.language.types import DTYPES, F8, DType, Shape, b8, f32, i8, i32, i64, u8
+from fusegen.language.types import DTYPES, F8, PACKED, DType, Shape, b8, f32, i8, i32, i64, u8
 
 
 def exp(x: Value) -> Value:
@@ -309,13 +309,16 @@ def cast(x: Value, dtype: DType, saturate: bool = True) -> Value:
     range becomes the nearest number that there is, infinities too; NaN stays NaN, and is 0 as i8 or u8. `f8e8m0` holds
     powers of 2: of two the larger one is taken, and 0 and what is below it become 2^-127.
 
+    To 4 bits it saturates too: i4 and u4 as i8 and u8, and NaN becomes 6 as `f4e2m1`.
+
     With saturate=False what is beyond the range of an 8-bit float becomes an infinity where the type has one, else NaN.
 
     To i32 it goes toward zero; what is beyond i32, infinities too, becomes the nearest i32, and NaN 0, on every target.
     An i32 becomes the nearest f32: exact up to 2^24. A mask is 0 or 1, and b8 says what is not 0.
     """
-    if not isinstance(dtype, DType) or dtype.name not in DTYPES:
-        raise SpecError(f"cast: {dtype!r} is not a dtype that values can have; use {', '.join(DTYPES)}", caller())
+    if not isinstance(dtype, DType) or dtype.name not in {**DTYPES, **PACKED}:
+        every = ", ".join((*DTYPES, *PACKED))
+        raise SpecError(f"cast: {dtype!r} is not a dtype that values can have; use {every}", caller())
     if dtype is i64:
         raise SpecError(
             "cast: i64 is for arrays, and values between ops are i32; cast to i32, and declare the output i64", caller()

@@ -31,6 +31,7 @@ class Kind(Enum):
     TRANSPOSE = "transpose"  # the same memory with its last two axes swapped: a factor only
     VIEW = "view"  # some elements of one value, in other axes: slices, permutations, axes split and merged
     JOIN = "join"  # several values side by side
+    UNPACK = "unpack"  # numbers of 4 bits from the bytes that hold them: a factor of one kernel only
     GATHER = "gather"  # what an operand has in rows or columns that another value names
     SCATTER = "scatter"  # an operand with new rows, where another value names them: written in its own memory
     PRODUCT = "product"  # [.., M, K] and [.., K, N] become [.., M, N]

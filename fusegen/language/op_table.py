@@ -16,7 +16,22 @@ from typing import Any
 from fusegen.language.graph import OPS as OPS
 from fusegen.language.graph import Kind, Op
 from fusegen.language.scans import WAYS
-from fusegen.language.types import F8, DType, b8, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f8e8m0, f32, i8, i32, u8
+from fusegen.language.types import (
+    F8,
+    DType,
+    b8,
+    f4e2m1,
+    f8e4m3fnuz,
+    f8e5m2,
+    f8e5m2fnuz,
+    f8e8m0,
+    f32,
+    i4,
+    i8,
+    i32,
+    u4,
+    u8,
+)
 
 PHILOX_SLOTS = 100
 """Issue slots of one call of Philox4x32-10, counted: in each of ten rounds two products of 64 bits, at a quarter of the
@@ -218,11 +233,19 @@ for _type in F8:
     _map(f"{_type}_of_code", 1, f"{{0}}.astype(np.uint8).view({_type.numpy_name}).astype(np.float64)",
          f"{_type}_value(static_cast<unsigned char>({{0}}))", f"the {_type} whose byte is the lowest of an i32",
          takes="int", result=f32, slots=8, ulps=0)  # fmt: skip
+_map("round_f4e2m1", 1, "np.where(np.isnan({0}), 6.0, np.clip({0}, -6.0, 6.0).astype(np.float32).astype(float4_e2m1fn))"
+     ".astype(np.float64)", "round_f4e2m1({0})", "rounded to f4e2m1, kept as f32; 6 of NaN", takes="float", slots=12,
+     slopes=("1",), ulps=2.0**22)  # fmt: skip
+_map("code_of_f4e2m1", 1, "np.where(np.isnan({0}), 7, np.clip({0}, -6.0, 6.0).astype(np.float32).astype(float4_e2m1fn)"
+     ".view(np.uint8)).astype(np.int32)", "to_f4e2m1({0})", "the nibble of the nearest f4e2m1; 7 of NaN", takes="float",
+     result=i32, slots=10, ulps=0)  # fmt: skip
+_map("f4e2m1_of_code", 1, "({0} & 15).astype(np.uint8).view(float4_e2m1fn).astype(np.float64)", "f4e2m1_value({0})",
+     "the f4e2m1 of a nibble", takes="int", result=f32, slots=5, ulps=0)  # fmt: skip
 _map("bits_of_f32", 1, "{0}.astype(np.float32).view(np.int32)", "__float_as_int({0})", "the bits of an f32 as an i32",
      takes="float", result=i32, ulps=0)  # fmt: skip
 _map("f32_of_bits", 1, "{0}.view(np.float32).astype(np.float64)", "__int_as_float({0})",
      "the f32 that has the bits of an i32", takes="int", result=f32, ulps=0)  # fmt: skip
-for _type in (i8, u8):
+for _type in (i8, u8, i4, u4):
     _limits = f"{_type.least:.0f}, {_type.largest:.0f}"
     _map(f"to_{_type}", 1, f"np.nan_to_num(np.clip(np.round({{0}}), {_limits})).astype(np.int32)",
          f"to_{_type}({{0}})", f"nearest whole number from {_type.least:.0f} to {_type.largest:.0f}, 0 of NaN",
@@ -297,6 +320,9 @@ OPS["put"] = Op(
 # ---- matrix products over the last two axes, summed in f32; factors are f16 or bf16 in memory, or rounded to it
 OPS["transpose"] = Op("transpose", Kind.TRANSPOSE, 1, "np.swapaxes({0}, -1, -2)", "",
                       "an operand's matrices, transposed", flops=0, takes="any", slopes=("1",), ulps=0)  # fmt: skip
+for _type in (i4, u4, f4e2m1):
+    OPS[f"unpack_{_type}"] = Op(f"unpack_{_type}", Kind.UNPACK, 1, "", "", f"two {_type} from each byte", flops=0,
+                                result=_type.value)  # fmt: skip
 OPS["view"] = Op("view", Kind.VIEW, 1, "", "", "some elements of a value, in other axes", flops=0, takes="any",
                  slopes=("1",), ulps=0)  # fmt: skip
 OPS["join"] = Op("join", Kind.JOIN, 2, "", "", "values side by side", flops=0, takes="any", ulps=0)

@@ -82,6 +82,7 @@ from fusegen.language.graph import MOST_PICKED, Kind, Node, behind
 from fusegen.language.layers import batchnorm, groupnorm, kl_div, rope
 from fusegen.language.op_table import OPS
 from fusegen.language.ordering import MASKED, key_of
+from fusegen.language.packing import pack, unpack
 from fusegen.language.quantizing import dequantize, quantize
 from fusegen.language.random import dropout, normal, uniform
 from fusegen.language.rearranging import broadcast, concat, flip, groups, rearrange, roll, split, stack
@@ -498,7 +499,8 @@ __all__ = (  # noqa: RUF022  # by kind
     "silu", "gelu", "softplus", "softsign", "mish", "elu", "selu", "leaky_relu", "hardsigmoid", "hardswish", "glu",
     "reglu", "geglu", "swiglu", "square", "pow", "abs", "neg", "sign", "floor", "ceil", "trunc", "round", "fmod",
     "minimum", "maximum", "clip", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "where",
-    "cast", "bitcast", "power_of_2_above", "power_of_2_below", "col_index", "row_index", "size", "matmul",
+    "cast", "bitcast", "pack", "unpack",
+    "power_of_2_above", "power_of_2_below", "col_index", "row_index", "size", "matmul",
     "sum", "max", "min",
     "amax", "mean", "var", "std", "norm",
     "prod", "quick_geglu", "clipped_swiglu", "bilinear", "groupnorm", "batchnorm", "rope", "kl_div",

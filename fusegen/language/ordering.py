@@ -386,7 +386,8 @@ SIGNS: Mapping[str, Callable[..., Sign]] = {
     **dict.fromkeys(("abs", "square", "sqrt", "relu"), at_least_zero),
     **dict.fromkeys(("col_index", "row_index", "to_b8", "to_unit"), lambda *_: Sign.NONNEGATIVE),
     **dict.fromkeys(("sum", "max", "min", "to_f32", "minimum", "mul", "div", "log1p"), lesser),
-    **dict.fromkeys((*CASTS, "to_i32", "to_i8", "to_u8"), zero_at_most),  # a small positive number may become 0
+    **dict.fromkeys((*CASTS, "round_f4e2m1"), zero_at_most),  # a small positive number may become 0
+    **dict.fromkeys(("to_i32", "to_i8", "to_u8", "to_i4", "to_u4"), zero_at_most),
     "add": total,
     "maximum": greater,
     **dict.fromkeys(("pow", "small_pow"), lambda base, _: base),

@@ -51,8 +51,10 @@ class Scaled:
     """An operand of codes, which stand for (code - zero) * scale: with a scale, and perhaps a zero, for each `group` of
     K, or for all of it where that is 0."""
 
+    code: DType
     scales: Tensor
     zeros: Tensor | None
+    zero: DType | None
     group: int
 
     @property
@@ -226,12 +228,11 @@ def product_of(graph: Graph, node: Node) -> Product:
 
 def factor_of(graph: Graph, node: Node, dtype: DType) -> Factor:
     if (codes := in_kernel(node)) is not None:
-        tensor, scales, zeros = (
-            graph.tensor_of.get(n) if n else None for n in (codes.codes, codes.scales, codes.zeros)
-        )
-        assert tensor is not None
-        assert scales is not None
-        return Factor(node, dtype, tensor, True, (), (tensor,), (), Scaled(scales, zeros, codes.group))
+        tensor, scales = graph.tensor_of[codes.codes.node], graph.tensor_of[codes.scales.node]
+        zeros = graph.tensor_of[codes.zeros.node] if codes.zeros else None
+        zero = (codes.zeros.packed or graph.tensor_of[codes.zeros.node].dtype) if codes.zeros else None
+        scaled = Scaled(codes.codes.packed or tensor.dtype, scales, zeros, zero, codes.group)
+        return Factor(node, dtype, tensor, True, (), (tensor,), (), scaled)
     if plain(node):
         source = node.inputs[0] if node.op.kind is Kind.TRANSPOSE else node
         tensor = graph.tensor_of[source]

@@ -208,15 +208,21 @@ def unknown_rule(per: str, rule: str) -> str:
 
 
 @composite
-def dequantize(x: Value, scale: Value | Number) -> Value:
-    """x * scale, in f32. x [..., N] with a scale [..., N // 128] has one for each 128 neighbours of a row."""
+def dequantize(x: Value, scale: Value | Number, zero: Value | None = None) -> Value:
+    """(x - zero) * scale, in f32. x [..., N] with a scale [..., N // 128] has one for each 128 neighbours of a row; a
+    zero has the scale's shape."""
     need_traced("dequantize", x)
     x = as_f32(x)
     if not of_blocks(x, scale):
-        return x * scale
+        return (x if zero is None else x - as_f32(zero)) * scale
     assert isinstance(scale, Value)
-    found = groups(x, block_of(x, scale)) * scale[..., None]
-    return ungrouped(found, len(x.shape))
+    found = groups(x, block_of(x, scale))
+    if zero is not None:
+        if zero.shape != scale.shape:
+            shapes = f"{shape_text(zero.shape)} and scales of {shape_text(scale.shape)}"
+            raise SpecError(f"dequantize: zeros of {shapes}; there is one of each for a block", caller())
+        found = found - as_f32(zero)[..., None]
+    return ungrouped(found * scale[..., None], len(x.shape))
 
 
 def of_blocks(x: Value, scale: object) -> bool:

@@ -16,7 +16,7 @@ from fusegen.language.graph import Graph, Kind, Node
 from fusegen.language.naming import entry_name, value_names
 from fusegen.language.ordering import order_by_keys
 from fusegen.language.sizes import Dim, Expr, dims_in, solved
-from fusegen.language.types import DTYPES, DType, Size, i32, i64, size_of
+from fusegen.language.types import DTYPES, DType, Size, f4e2m1, i32, i64, size_of
 
 LEAST, MOST = "-(2**31)", "2**31 - 1"  # of i32
 
@@ -62,7 +62,7 @@ def imports(graph: Graph) -> list[str]:
     if uses_erf:
         lines.append("import math\n")
     lines.append("import numpy as np")
-    wanted = [d.numpy_name for d in DTYPES.values() if any(f"({d.numpy_name})" in t for t in texts)]
+    wanted = [d.numpy_name for d in (*DTYPES.values(), f4e2m1) if any(f"({d.numpy_name})" in t for t in texts)]
     if wanted:
         lines.append(f"from ml_dtypes import {', '.join(sorted(wanted))}")
     if uses_erf:

@@ -32,6 +32,7 @@ from fusegen.errors import FusegenError, RequestError, SpecError, Where
 from fusegen.language.advice import advice
 from fusegen.language.graph import LARGEST_SIZE, Graph, Kind, Node, Operator, Tensor
 from fusegen.language.naming import hides_frame
+from fusegen.language.packing import number_of, returned_as_stored, stored_as
 from fusegen.language.products import check_products
 from fusegen.language.sizes import dims_in
 from fusegen.language.spec_source import body_of
@@ -105,12 +106,13 @@ def trace_function(function: FunctionType, sizes: Mapping[str, int], scope: Mapp
     if not name.isidentifier() or keyword.iskeyword(name) or not name.isascii():
         raise SpecError(f"{name!r} can't name a kernel; use letters, digits and underscores", where)
     types, declared = signature_of(function, where, scope)
-    inputs = tuple(input_tensor(n, t, i - len(types), where) for i, (n, t) in enumerate(types.items()))
+    inputs = tuple(input_tensor(n, stored_as(t), i - len(types), where) for i, (n, t) in enumerate(types.items()))
     with tracing(function) as trace:
         trace.operands = {t.node: t for t in inputs}
         try:
-            returned = function(*(Value(t.node) for t in inputs))
+            returned = function(*(number_of(t.node, own) for t, own in zip(inputs, types.values(), strict=True)))
             settle(returned)
+            returned = returned_as_stored(returned, declared)
         except Exception as error:
             placed = (
                 not isinstance(error, SpecError) or error.where is not None
@@ -120,6 +122,7 @@ def trace_function(function: FunctionType, sizes: Mapping[str, int], scope: Mapp
             line = where_in(Path(function.__code__.co_filename), error).line or where.line
             said = str(error) if isinstance(error, SpecError) else while_it_ran(error)
             raise SpecError(said, Where(where.file, line)) from error
+    declared = tuple(map(stored_as, declared))
     names = {**trace.names, **{t.node: t.name for t in inputs}}
     outputs = output_tensors(returned, declared, names, [t.name for t in inputs], where)
     graph = Graph(
@@ -130,7 +133,7 @@ def trace_function(function: FunctionType, sizes: Mapping[str, int], scope: Mapp
         inputs=inputs,
         outputs=outputs,
         names=names,
-        sizes=checked_sizes(types, declared, sizes, where),
+        sizes=checked_sizes({t.name: t.type for t in inputs}, declared, sizes, where),
     )
     graph.need_sizes()
     check_graph(graph)

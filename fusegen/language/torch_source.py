@@ -26,7 +26,7 @@ from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, plain
 from fusegen.language.naming import value_names
 from fusegen.language.scans import WAYS
 from fusegen.language.trace import OPS, Value, tracing
-from fusegen.language.types import F8, Dim, DType, f32, i8, i32, size_of, u8
+from fusegen.language.types import F8, Dim, DType, f32, i4, i8, i32, size_of, u4, u8
 
 DTYPES: Mapping[str, str] = {
     "f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float32", "i32": "torch.int32", "b8": "torch.bool",
@@ -63,7 +63,7 @@ TEXTS: Mapping[str, str] = {
     **{f"code_of_{d}": f"{{0}}.to({DTYPES[d.name]}).view(torch.uint8).to(torch.int32)" for d in F8},
     **{f"{d}_of_code": f"{{0}}.to(torch.uint8).view({DTYPES[d.name]}).to(torch.float32)" for d in F8},
     "bits_of_f32": "{0}.view(torch.int32)", "f32_of_bits": "{0}.view(torch.float32)",
-    **{f"to_{d}": f"{{0}}.round().clamp({d.least:.0f}, {d.largest:.0f}).to(torch.int32)" for d in (i8, u8)},
+    **{f"to_{d}": f"{{0}}.round().clamp({d.least:.0f}, {d.largest:.0f}).to(torch.int32)" for d in (i8, u8, i4, u4)},
     "sum": "torch.sum({0}, -1, keepdim=True)", "max": "torch.amax({0}, -1, keepdim=True)",
     "prod": "torch.prod({0}, -1, keepdim=True)", "min": "torch.amin({0}, -1, keepdim=True)",
     **{way.name: way.torch_text for way in WAYS},

@@ -42,6 +42,7 @@ class DType:
     tiny: float = 0.0
     largest: float = 0.0
     least: float = 0.0  # the smallest whole number, or the smallest of a type that has positive numbers alone
+    packed: bool = False  # of 4 bits: two are a byte, and no array of a kernel holds them otherwise
 
     @property
     def positive(self) -> bool:
@@ -56,7 +57,7 @@ class DType:
     @property
     def bits(self) -> int:
         """Of one element."""
-        return 8 * self.bytes
+        return 4 if self.packed else 8 * self.bytes
 
     @property
     def narrow(self) -> bool:
@@ -120,6 +121,10 @@ i32 = DType("i32", "int", 4, "int32", largest=2.0**31 - 1, least=-(2.0**31))
 i64 = DType("i64", "int", 8, "int64", largest=2.0**63 - 1, least=-(2.0**63))  # torch's ids; read as the nearest i32
 i8 = DType("i8", "int", 1, "int8", largest=127.0, least=-128.0)
 u8 = DType("u8", "int", 1, "uint8", largest=255.0)
+# of 4 bits; f4e2m1 is OCP Microscaling's: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives
+f4e2m1 = DType("f4e2m1", "float", 1, "float4_e2m1fn", 2.0**-2, 0.5, 6.0, packed=True)
+i4 = DType("i4", "int", 1, "int4", largest=7.0, least=-8.0, packed=True)
+u4 = DType("u4", "int", 1, "uint4", largest=15.0, packed=True)
 b8 = DType("b8", "bool", 1, "bool", largest=1.0)
 
 tf32 = DType("tf32", "float", 4, "float32", 2.0**-11, 2.0**-136, (2 - 2.0**-10) * 2.0**127)
@@ -128,6 +133,8 @@ tf32 = DType("tf32", "float", 4, "float32", 2.0**-11, 2.0**-136, (2 - 2.0**-10) 
 DTYPES: Mapping[str, DType] = {
     d.name: d for d in (f16, bf16, f32, f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0, i32, i64, i8, u8, b8)
 }
+PACKED: Mapping[str, DType] = {d.name: d for d in (f4e2m1, i4, u4)}
+"""Types of 4 bits, which operands and outputs may be declared as: `fusegen.language.packing`."""
 F8: tuple[DType, ...] = (f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0)
 ALIKE: tuple[tuple[DType, ...], ...] = ((f8e4m3, f8e5m2), (f8e4m3fnuz, f8e5m2fnuz))
 """Types of 8 bits that matrix units multiply with each other as they are."""

@@ -207,6 +207,7 @@ TORCH_DTYPES: Mapping[str, DType] = {
     "torch.float8_e4m3fnuz": f8e4m3fnuz,
     "torch.float8_e5m2fnuz": f8e5m2fnuz,
     "torch.float8_e8m0fnu": f8e8m0,
+    "torch.float4_e2m1fn_x2": u8,  # two to a byte, as chains have them
 }
 
 

@@ -35,7 +35,7 @@ from fusegen.language.reference import PLACES
 from fusegen.language.scans import SCANS
 from fusegen.language.selection import bare
 from fusegen.language.sizes import measured
-from fusegen.language.types import F8, b8, f32, i32, i64, size_of
+from fusegen.language.types import F8, b8, f4e2m1, f32, i32, i64, size_of
 from fusegen.planner.model import Plan
 from fusegen.validation.accumulation import (
     Accumulation,
@@ -56,13 +56,16 @@ from fusegen.validation.carried import (
 )
 from fusegen.validation.columns import chosen_columns, missing_places, taken
 from fusegen.validation.products import factor_error, product_error, unless_too_large, whole_error
-from fusegen.validation.rearranged import joined, looked_up, viewed
+from fusegen.validation.rearranged import joined, looked_up, unpacked, viewed
 from fusegen.validation.regrouped import columns_of_groups, rows_of_parts, spread_out
 from fusegen.validation.running import running_product_error, running_sum_error
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-ROUNDED = {d.numpy_name: d.numpy for d in CASTS.values()}  # types by the names that reference texts give them
+PACKED_CASTS = ("round_f4e2m1", "to_i4", "to_u4")
+ROUNDED = {
+    d.numpy_name: d.numpy for d in (*CASTS.values(), f4e2m1)
+}  # types by the names that reference texts give them
 ULP = 2.0**-23  # of an f32, relative to it, at most
 FLUSHED = 2.0**-126  # below it f32 results may become 0
 # of a function: the fast quotient x / (1 + exp(-x)) is 0 once its divisor passes 2^126, where the true one is 2^-119.6
@@ -198,6 +201,8 @@ def step(
     if node.op.kind is Kind.TRANSPOSE:
         error = np.broadcast_to(args[0].error, args[0].value.shape)
         return Bounded(apply(node.op, [args[0].value]), apply(node.op, [error]))
+    if node.op.kind is Kind.UNPACK:
+        return unpacked(node, args[0])
     if node.op.kind is Kind.VIEW:
         return viewed(node, args[0], sizes)
     if node.op.kind is Kind.JOIN:
@@ -492,9 +497,9 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("floor", "ceil", "trunc", "round", "sign", "to_i32"), stepped),
     **dict.fromkeys(("isnan", "isinf", "isfinite"), classified),
     "fmod": remainder,
-    **dict.fromkeys((*CASTS, "to_i8", "to_u8", "power_of_2_above", "power_of_2_below"), stepped),
-    **dict.fromkeys((*(f"code_of_{dtype}" for dtype in F8), "bits_of_f32"), recoded),
-    **dict.fromkeys((*(f"{dtype}_of_code" for dtype in F8), "f32_of_bits"), decoded),
+    **dict.fromkeys((*CASTS, *PACKED_CASTS, "to_i8", "to_u8", "power_of_2_above", "power_of_2_below"), stepped),
+    **dict.fromkeys((*(f"code_of_{dtype}" for dtype in (*F8, f4e2m1)), "bits_of_f32"), recoded),
+    **dict.fromkeys((*(f"{dtype}_of_code" for dtype in (*F8, f4e2m1)), "f32_of_bits"), decoded),
     "to_f32": widened,
     "to_b8": nonzero,
 }

@@ -9,9 +9,9 @@ import numpy as np
 
 from fusegen.language.graph import Node
 from fusegen.language.lookup import rows_at, take_at
-from fusegen.language.types import size_of
+from fusegen.language.types import f4e2m1, size_of
 from fusegen.language.views import positions_in
-from fusegen.validation.bounded import Bounded
+from fusegen.validation.bounded import Bounded, exact
 
 
 def viewed(node: Node, arg: Bounded, sizes: Mapping[str, int]) -> Bounded:
@@ -46,3 +46,11 @@ def looked_up(node: Node, source: Bounded, index: Bounded) -> Bounded:
         )
         unsure = np.broadcast_to(index.error > 0, found.value.shape)
     return Bounded(found.value, np.where(unsure, np.inf, found.error)) if np.any(index.error > 0) else found
+
+
+def unpacked(node: Node, arg: Bounded) -> Bounded:
+    """Numbers of 4 bits, two from each byte, the low nibble first."""
+    codes = np.stack([arg.value & 15, arg.value >> 4], -1).reshape(*arg.value.shape[:-1], -1)
+    if node.op.name == "unpack_f4e2m1":
+        return exact(codes.astype(np.uint8).view(f4e2m1.numpy).astype(np.float64))
+    return exact((codes ^ 8) - 8 if node.op.name == "unpack_i4" else codes)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusegen import bf16, chain, dims, f8e4m3, f16, f32, i8
+from fusegen import bf16, chain, dims, f4e2m1, f8e4m3, f8e8m0, f16, f32, i4, i8, u4
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.language.spec import Chain
@@ -45,27 +45,45 @@ def spec_of(code: DType, factor: DType, scale: DType, group: int, out: DType, **
     return chain(**sizes)(product)
 
 
+def bits_of(values: Array, code: DType) -> Array:
+    """As memory has them: two of 4 bits to a byte, the low nibble first."""
+    if not code.packed:
+        return values.astype(code.numpy)
+    nibbles = (values.astype(np.int8) if code.kind == "int" else values.astype(code.numpy)).view(np.uint8) & 15
+    found: Array = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
+    return found
+
+
 @needs_compiler
 @pytest.mark.parametrize("target", [A100, H200], ids=str)
 @pytest.mark.parametrize("factor", [bf16, f16], ids=str)
-@pytest.mark.parametrize("code", [i8, f8e4m3], ids=str)
+@pytest.mark.parametrize("code", [i8, i4, u4, f4e2m1, f8e4m3], ids=str)
 def test_every_code_is_multiplied_as_the_number_it_is(code: DType, factor: DType, target: Target) -> None:
     """By a left factor that has one 1 in each row."""
     spec = spec_of(code, factor, f32, 32, f32, M=32, N=64, K=64)
-    codes = np.resize(np.arange(256, dtype=np.uint8), 64 * 64).reshape(64, 64)
-    codes = np.stack([np.roll(row, number) for number, row in enumerate(codes)]).view(code.numpy)
+    every = np.arange(2**code.bits, dtype=np.uint8)
+    if code.kind == "int":
+        known = every.astype(np.int64) + (0 if code is u4 else -(2 ** (code.bits - 1)))
+    else:
+        known = every.view(code.numpy).astype(np.float64)
+    values = np.stack([np.roll(row, n) for n, row in enumerate(np.resize(known, 64 * 64).reshape(64, 64))]) * 1.0
     scales = np.exp2(np.random.default_rng(1).integers(-9, 9, (64, 2))).astype(np.float32)
     kernel = program_of(spec, target, lambda plan: True)
-    exact = codes.astype(np.float64) * np.repeat(scales, 32, -1)
+    exact = values * np.repeat(scales, 32, -1)
+    finite = np.isfinite(exact)  # NaN would reach its whole column
     for first in (0, 32):
         x = np.zeros((32, 64), factor.numpy)
         x[np.arange(32), first + np.arange(32)] = 1
-        finite = np.isfinite(exact)  # NaN would reach its whole column
-        bare = np.where(finite, codes.astype(np.float64), 0).astype(code.numpy)
-        np.testing.assert_array_equal(kernel(x, bare, scales), np.where(finite, exact, 0).T[first : first + 32])
+        got = kernel(x, bits_of(np.where(finite, values, 0), code), scales)
+        np.testing.assert_array_equal(got, np.where(finite, exact, 0).T[first : first + 32])
     if code is f8e4m3:
-        lost = np.isnan(np.asarray(kernel(x, codes, scales)).astype(np.float64)).all(0)
-        np.testing.assert_array_equal(lost, np.isnan(exact).any(-1))
+        lost = np.isnan(np.asarray(kernel(x, bits_of(values, code), scales)).astype(np.float64)).all(0)
+        np.testing.assert_array_equal(lost, ~finite.all(-1))
+
+
+@chain(M=6, N=72, K=384)
+def with_zeros(x: f16[M, K], w: u4[N, K], s: f32[N, K // 64], z: u4[N, K // 64]) -> f32[M, N]:
+    return x @ F.dequantize(w, s, z).T
 
 
 CASES = (
@@ -73,6 +91,10 @@ CASES = (
     (spec_of(i8, f16, f32, 32, f32, M=20, N=72, K=384), A100),
     (spec_of(f8e4m3, bf16, f32, 64, bf16, M=9, N=40, K=448), H200),
     (spec_of(f8e4m3, f16, f16, 0, f16, M=3, N=136, K=160), A100),
+    (spec_of(i4, bf16, bf16, 128, bf16, M=5, N=100, K=512), H200),
+    (spec_of(f4e2m1, bf16, f8e8m0, 32, bf16, M=17, N=56, K=224), H200),
+    (with_zeros.at(M=6, N=72, K=384), H200),
+    (with_zeros.at(M=2, N=40, K=1024), A100),
 )
 
 
@@ -152,6 +174,29 @@ def test_a_broken_kernel_is_found(old: str, new: str) -> None:
 
     validate(program_of(spec, H200, fits), quick=True).raise_for_error()
     assert not validate(program_of(spec, H200, fits, (old, new)), quick=True).ok
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("spec", "old", "new"),
+    [
+        ("i4", r"words\[0\] >> i \* 4", "words[0] >> (i ^ 1) * 4"),  # swapped nibbles
+        ("i4", "0x43084308u", "0x43004300u"),  # no sign
+        ("i4", r"lane % 4 \* 4;", "lane % 4 / 2 * 8;"),  # a lane's codes twice
+        ("u4", r" % 2 \* 4 & 15u", " % 2 * 0 & 15u"),  # the zero of the neighbouring group
+        ("u4", r"next \? w_zeros_next", "!next ? w_zeros_next"),  # of the next slice
+        ("u4", r"zeros\[column\]\)", "zeros[0])"),  # of the first column
+    ],
+)
+def test_a_broken_kernel_of_4_bits_is_found(spec: str, old: str, new: str) -> None:
+    own = with_zeros.at(M=7, N=72, K=2048)
+    if spec == "i4":
+        own = spec_of(i4, bf16, bf16, 64, bf16, M=7, N=72, K=2048)
+
+    def fits(plan: GemmPlan) -> bool:
+        return plan.tile.k == 128 and plan.tile.cols == 32 and plan.tile.cluster == 1 and plan.steps > 1
+
+    assert not validate(program_of(own, H200, fits, (old, new)), quick=True).ok
 
 
 @needs_compiler

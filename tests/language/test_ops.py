@@ -98,6 +98,7 @@ SPECIAL = {"where", "logical_and", "logical_or", "logical_not", "round_f16", "ro
 EACH_F8 = ("round_{}", "overflow_{}", "code_of_{}", "{}_of_code")
 SPECIAL |= {name.format(dtype) for dtype in F8 for name in EACH_F8}  # and in test_narrow.py
 SPECIAL |= {"to_i8", "to_u8", "bits_of_f32", "f32_of_bits"}
+SPECIAL |= {"round_f4e2m1", "code_of_f4e2m1", "f4e2m1_of_code", "to_i4", "to_u4"}  # in test_packing.py
 SPECIAL |= {"philox"}  # in test_random.py
 POSITIVE = {"log", "log1p", "log_of_normal", "tanh_log1p", "sqrt", "rsqrt", "pow", "small_pow", "log2"}
 
@@ -306,7 +307,7 @@ def map_chain(op: Op, cols: int) -> Chain:
     }
     if op.name in named:
         made: Callable[..., Any] = named[op.name]
-    elif op.name.startswith(("code_of_", "bits_of_")):
+    elif op.name.startswith(("code_of_", "bits_of_", "to_i4", "to_u4")):
         made = recoded
     elif op.name.endswith(("_of_code", "_of_bits")):
         made = decoded

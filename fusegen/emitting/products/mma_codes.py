@@ -8,6 +8,9 @@ A code becomes a number of the factors' type by its bits, exactly:
 
     i8    the lower 7 bits behind the exponent of 128 make 128 + those, of which 128 is taken, or 256 of the negative;
           in f16, that has room, the code + 128 behind that of 1024
+    i4    behind the exponent of 128, or of 1024 in f16, with the sign's bit turned round: 128 + 8 + the code
+    u4    so too, and 128 + the zero is taken of it, which each column has for each group
+    f4    exponent and mantissa behind the sign, of which 2^126, or 2^14 in f16, makes the number
     f8    by f32, whose upper half is the bf16
 """
 
@@ -19,7 +22,7 @@ from typing import Any
 
 from fusegen.emitting.dialect import all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
-from fusegen.language.types import DType, bf16, f8e4m3, f16, i8
+from fusegen.language.types import DType, bf16, f4e2m1, f8e4m3, f16, i4, i8, u4
 from fusegen.planner.products.gemm import CODES_STEP
 from fusegen.planner.products.parts import Coding
 
@@ -64,6 +67,21 @@ def by_value(dtype: DType, packed: str) -> tuple[str, ...]:
     )
 
 
+EIGHT = ((0, 4), (1, 5), (2, 6), (3, 7))  # of a word of 8 nibbles, 16 bits apart
+
+
+def by_nibbles(*lines: str) -> tuple[str, ...]:
+    """Of `nibbles`, two that are 16 bits apart."""
+    return (
+        "#pragma unroll",
+        "for (int i = 0; i < 4; ++i) {",
+        "  const unsigned nibbles = words[0] >> i * 4;",
+        *(f"  {line}" for line in lines),
+        "}",
+    )
+
+
+FOUR_BITS = "nibbles & 0x000f000fu"
 UPPER_HALVES = "__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632)"
 AS_HALVES = (
     "static_cast<unsigned>(__half_as_ushort(__float2half_rn(high))) << 16 | __half_as_ushort(__float2half_rn(low))"
@@ -84,10 +102,56 @@ WIDENINGS: Mapping[tuple[DType, DType], Widening] = {
         by_bytes("pairs[i] = fused(bytes & 0x00ff00ffu ^ 0x64806480u, 0x3c003c00u, 0xe480e480u);"),
         ("fused",),
     ),
+    (i4, bf16): Widening(
+        "128 + 8 + the code, less 136",
+        EIGHT,
+        by_nibbles(f"pairs[i] = fused({FOUR_BITS} ^ 0x43084308u, 0x3f803f80u, 0xc308c308u);"),
+        ("fused",),
+    ),
+    (i4, f16): Widening(
+        "1024 + 8 + the code, less 1032",
+        EIGHT,
+        by_nibbles(f"pairs[i] = fused({FOUR_BITS} ^ 0x64086408u, 0x3c003c00u, 0xe408e408u);"),
+        ("fused",),
+    ),
+    (u4, bf16): Widening(
+        "128 + the code, less 128 + the zero",
+        EIGHT,
+        by_nibbles(f"pairs[i] = fused({FOUR_BITS} | 0x43004300u, 0x3f803f80u, zeros);"),
+        ("fused",),
+    ),
+    (u4, f16): Widening(
+        "1024 + the code, less 1024 + the zero",
+        EIGHT,
+        by_nibbles(f"pairs[i] = fused({FOUR_BITS} | 0x64006400u, 0x3c003c00u, zeros);"),
+        ("fused",),
+    ),
+    (f4e2m1, bf16): Widening(
+        "exponent and mantissa, times 2^126",
+        EIGHT,
+        by_nibbles(
+            "const unsigned size = nibbles << 6 & 0x01c001c0u, sign = nibbles << 12 & 0x80008000u;",
+            "pairs[i] = fused(size | sign, 0x7e807e80u, 0x80008000u);",
+        ),
+        ("fused",),
+    ),
+    (f4e2m1, f16): Widening(
+        "exponent and mantissa, times 2^14",
+        EIGHT,
+        by_nibbles(
+            "const unsigned size = nibbles << 9 & 0x0e000e00u, sign = nibbles << 12 & 0x80008000u;",
+            "pairs[i] = fused(size | sign, 0x74007400u, 0x80008000u);",
+        ),
+        ("fused",),
+    ),
     (f8e4m3, bf16): Widening("by way of f32", NEIGHBOURS, by_value(f8e4m3, UPPER_HALVES), ("f8e4m3_value",)),
     (f8e4m3, f16): Widening("by way of f32", NEIGHBOURS, by_value(f8e4m3, AS_HALVES), ("f8e4m3_value",)),
 }
 """By the type of the codes and of the factors. `fused(a, b, c)` is a * b + c of both halves of a word."""
+
+
+ZERO_OF: Mapping[DType, tuple[str, str]] = {bf16: ("0xc300c300u", "0x00010001u"), f16: ("0xe400e400u", "0x00010001u")}
+"""-(128 + zero), or -(1024 + zero), in both halves of a word: that of 0, and the step from one zero to the next."""
 
 
 def permutation(pairs: tuple[tuple[int, int], ...]) -> list[str]:
@@ -233,6 +297,8 @@ class CodesSpeller(GemmWords):
             "step_bytes": step_bytes,
             "lane_words": f"unsigned words[{max(1, lane_bytes // 4)}]",
             "lane_bytes": lane_bytes,
+            "zeros": coding.code is u4,
+            "no_zero": ZERO_OF[plan.dtype],
             "permutation": permutation(widening.pairs),
             "widening": widening,
             "fused": self.spelling.functions.get(f"fused_{plan.dtype}", ()) if "fused" in widening.needs else (),
@@ -264,4 +330,10 @@ class CodesSpeller(GemmWords):
         value = self.to_value(scales.dtype, at)
         if scales.dtype.kind == "int":
             value = f"static_cast<float>({value})"
-        return {"name": own.name, "value": f"{all_of(*tests)} ? {value} : 0.0f" if tests else value}
+        zero, zeros = "", found.zeros
+        if zeros is not None:
+            row = f"{self.pointers[zeros.tensor]}[col * {zeros.name}_ld + ({number}) / 2]"
+            nibble = f"static_cast<unsigned>({row}) >> ({number}) % 2 * 4 & 15u"
+            zero = f"{all_of(*tests)} ? {nibble} : 0u" if tests else nibble
+        scale = f"{all_of(*tests)} ? {value} : 0.0f" if tests else value
+        return {"name": own.name, "value": scale, "zero": zero}

@@ -1,4 +1,5 @@
-// Inline PTX: conversions to and from floating-point numbers of 8 bits, two at a time (PTX ISA, cvt; from sm_89 on).
+// Inline PTX: conversions to and from floating-point numbers of 8 bits, two at a time (PTX ISA, cvt; from sm_89 on), and
+// arithmetic on pairs of short floats.
 #pragma once
 
 #include "conversions.h"

@@ -153,7 +153,7 @@ def coded(drawn: MmaDraft, factor: Factor, access: Access) -> Operand:
     if access.mode != "vector" or access.vector * access.dtype.bits != 8 * VECTOR_BYTES:
         transport = "plain"
     zeros = drawn.accesses[scaled.zeros.name, "scale"] if scaled.zeros else None
-    coding = Coding(access.dtype, scaled.group, drawn.accesses[scaled.scales.name, "scale"], zeros)
+    coding = Coding(scaled.code, scaled.group, drawn.accesses[scaled.scales.name, "scale"], zeros, scaled.zero)
     return replace(operand(drawn, access, "cols", True, transport), coding=coding)
 
 

@@ -28,7 +28,7 @@ from dataclasses import replace
 
 from fusegen.language.graph import Graph, Kind
 from fusegen.language.naming import entry_name, value_names
-from fusegen.language.types import DType, f8e4m3, f32, i8, size_of
+from fusegen.language.types import DType, f4e2m1, f8e4m3, f32, i4, i8, size_of, u4
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, need_countable
 from fusegen.planner.model import Access, Layout, Load
@@ -58,7 +58,7 @@ from fusegen.planner.products.product_cost import product_rounding
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 
-WIDENED: tuple[DType, ...] = (i8, f8e4m3)
+WIDENED: tuple[DType, ...] = (i8, i4, u4, f8e4m3, f4e2m1)
 """Codes that have a place in f16 and bf16, with what widens them in emitting.products.mma_codes."""
 MOST_PASSES_AHEAD = 8  # of a thread over its sums, for all of which it reads operands first
 UNROLLED_PASSES = 4  # of more passes
@@ -113,6 +113,10 @@ def need_codes(drawn: MmaDraft) -> None:
         raise NoMatch(f"{where}: codes of {coding.code} are widened to f16 or bf16 on their way to mma.sync alone")
     if coding.code not in WIDENED:
         raise NoMatch(f"{where}: codes of {coding.code}; kernels widen {', '.join(map(str, WIDENED))}")
+    if coding.zeros and (coding.code, coding.zero) != (u4, u4):
+        raise NoMatch(
+            f"{where}: zeros of {coding.zero} beside codes of {coding.code}; kernels take those of u4 beside u4"
+        )
     if drawn.k % CODES_STEP or (coding.group and (coding.group % CODES_STEP or drawn.k % coding.group)):
         raise NoMatch(
             f"{where}: codes are widened {CODES_STEP} of K at a time, and K={drawn.k} and groups are of those"

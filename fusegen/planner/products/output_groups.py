@@ -142,7 +142,7 @@ def need_plain_rights(parts: Split) -> None:
     for product in parts.products:
         if product.right.scaled is not None:
             raise NoMatch(
-                f"the right factor of the product at {product.node.where} is codes of {product.right.inputs[0].dtype}, "
+                f"the right factor of the product at {product.node.where} is codes of {product.right.scaled.code}, "
                 "which kernels widen on their way to mma.sync alone"
             )
         if product.right.operand is None:

@@ -30,6 +30,7 @@ class Coding:
     group: int
     scales: Access
     zeros: Access | None = None
+    zero: DType | None = None  # of a zero, which may be one of two in a byte
 
     @property
     def text(self) -> str:
@@ -70,7 +71,7 @@ class Operand:
     @property
     def bits(self) -> int:
         """Of an element."""
-        return self.access.dtype.bits
+        return self.coding.code.bits if self.coding else self.access.dtype.bits
 
     @property
     def copied(self) -> bool:

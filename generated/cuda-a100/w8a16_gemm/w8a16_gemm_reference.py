@@ -20,10 +20,10 @@ def w8a16_gemm(x, w, scale):
     w = np.asarray(w).astype(np.int32)
     scale = np.asarray(scale).astype(np.float64)
     to_f32 = w.astype(np.float64)
-    dequantize = to_f32.reshape(N, K // 128, 128)
-    view_of_scale = scale[..., None]
-    found = dequantize * view_of_scale
-    view_of_found = found.reshape(N, K)
-    matmul = np.swapaxes(view_of_found, -1, -2)
+    found = to_f32.reshape(N, K // 128, 128)
+    dequantize = scale[..., None]
+    mul = found * dequantize
+    view_of_mul = mul.reshape(N, K)
+    matmul = np.swapaxes(view_of_mul, -1, -2)
     out = x @ matmul
     return out

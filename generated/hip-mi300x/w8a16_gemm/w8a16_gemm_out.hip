@@ -2,12 +2,12 @@
 // out of w8a16_gemm.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// views    found_part is found as [N, K]
+// views    mul_part is mul as [N, K]
 // tile     16 x 16 tiles, slice-K by 8 groups of warps; slices of 64 in a ring of 2 for each group
 // traffic  134.5 MB moved, 134.5 MB ideal, 134.5 MB with products apart, 134.5 MB unfused in 1 launch
 // floor    25.4 us at 5.3 TB/s; memory-bound at 7.98 flop/B
 // rounding out to bf16 when stored; f32 between
-// needs    K=8192, N=8192; rows of all operands next to each other; x, found_part, out: address and
+// needs    K=8192, N=8192; rows of all operands next to each other; x, mul_part, out: address and
 //          strides in multiples of 16 B
 
 // N values that move together, 16 bytes at a time where they fill them
@@ -33,8 +33,8 @@ constexpr int tile_rows = 16, tile_cols = 16, tile_k = 64, stages = 2;
 constexpr int split_k = 8, steps = 16;  // parts of K, and slices of each
 constexpr int tiles_across = 512;
 // elements from the start of a slice to the right factor, and to its end
-constexpr int found_part_at = tile_rows * tile_k;
-constexpr int slice_elements = found_part_at + tile_cols * tile_k;
+constexpr int mul_part_at = tile_rows * tile_k;
+constexpr int slice_elements = mul_part_at + tile_cols * tile_k;
 constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
@@ -104,11 +104,11 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
 extern "C" __global__ void __launch_bounds__(512)
 w8a16_gemm_out(
     const __bf16* __restrict__ x_ptr,
-    const __bf16* __restrict__ found_part_ptr,
+    const __bf16* __restrict__ mul_part_ptr,
     __bf16* __restrict__ out_ptr,
     long long rows,
     long long x_stride,
-    long long found_part_ld,
+    long long mul_part_ld,
     long long out_stride)
 {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -125,11 +125,11 @@ w8a16_gemm_out(
   const int x_m = lane / 8, x_k = lane % 8 * 8;
   const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
   const int x_to = place<8>(x_m, x_k);
-  const int found_part_n = lane / 8, found_part_k = lane % 8 * 8;
-  const __bf16* found_part_from = found_part_ptr + (col0 + found_part_n) * found_part_ld + k_group * tile_k + found_part_k;
-  const int found_part_to = found_part_at + place<8>(found_part_n, found_part_k);
+  const int mul_part_n = lane / 8, mul_part_k = lane % 8 * 8;
+  const __bf16* mul_part_from = mul_part_ptr + (col0 + mul_part_n) * mul_part_ld + k_group * tile_k + mul_part_k;
+  const int mul_part_to = mul_part_at + place<8>(mul_part_n, mul_part_k);
   Vec<__bf16, 8> x_held[2];
-  Vec<__bf16, 8> found_part_held[2];
+  Vec<__bf16, 8> mul_part_held[2];
   const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
@@ -137,28 +137,28 @@ w8a16_gemm_out(
     }
     x_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) found_part_held[v] = load_chunk<8>(found_part_from + v * 8 * found_part_ld, 8);
-    found_part_from += split_k * tile_k;
+    for (int v = 0; v < 2; ++v) mul_part_held[v] = load_chunk<8>(mul_part_from + v * 8 * mul_part_ld, 8);
+    mul_part_from += split_k * tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
     for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + found_part_to + v * at_once, found_part_held[v]);
+    for (int v = 0; v < 2; ++v) store<8>(slice + mul_part_to + v * at_once, mul_part_held[v]);
   };
 
   // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][1];
-  Fragment found_part_part[2][1];
+  Fragment mul_part_part[2][1];
   Sums matmul_sums[1][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     load_fragment<8>(x_part[buffer][0], slice, 0, k * 32);
-    load_fragment<8>(found_part_part[buffer][0], slice + found_part_at, 0, k * 32);
+    load_fragment<8>(mul_part_part[buffer][0], slice + mul_part_at, 0, k * 32);
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(matmul_sums[0][0], found_part_part[buffer][0], x_part[buffer][0]);
+    multiply_add(matmul_sums[0][0], mul_part_part[buffer][0], x_part[buffer][0]);
   };
 
   fetch_slice();

@@ -1,14 +1,14 @@
-// w8a16_gemm_found  i8[N, K_over_128, 128], bf16[N, K_over_128, 1] -> bf16[N, K_over_128, 128]  at N=8192 K_over_128=64
-// found of w8a16_gemm.
+// w8a16_gemm_mul  i8[N, K_over_128, 128], bf16[N, K_over_128, 1] -> bf16[N, K_over_128, 128]  at N=8192 K_over_128=64
+// mul of w8a16_gemm.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // views    w_part is w as [N, K // 128, 128]
 // tile     tiles of rows and columns; a block of 128 threads on 8 rows, 8 elements a thread
 // traffic  202.4 MB moved, 202.4 MB ideal, 202.4 MB unfused in 1 launch
 // floor    38.2 us at 5.3 TB/s; memory-bound at 0.66 flop/B
-// rounding found to bf16 when stored; f32 between
+// rounding mul to bf16 when stored; f32 between
 // needs    rows of 128 elements, next to each other; w_part: address and strides in multiples of 8 B;
-//          found: address and strides in multiples of 16 B
+//          mul: address and strides in multiples of 16 B
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -29,14 +29,14 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-w8a16_gemm_found(
+w8a16_gemm_mul(
     const signed char* __restrict__ w_part_ptr,
     const __bf16* __restrict__ scale_ptr,
-    __bf16* __restrict__ found_ptr,
+    __bf16* __restrict__ mul_ptr,
     long long rows,
     long long w_part_stride,
     long long scale_stride,
-    long long found_stride)
+    long long mul_stride)
 {
   constexpr int block_rows = 8;  // that a block takes
   constexpr int row_threads = 16;
@@ -48,21 +48,21 @@ w8a16_gemm_found(
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const signed char* const w_part_row = w_part_ptr + row * w_part_stride;
   const __bf16* const scale_row = scale_ptr + row * scale_stride;
-  __bf16* const found_row = found_ptr + row * found_stride;
+  __bf16* const mul_row = mul_ptr + row * mul_stride;
   const float scale = static_cast<float>(*scale_row);
   const int col = lane * 8;
 
-  // pass 1 of 1: read w_part; write found
+  // pass 1 of 1: read w_part; write mul
   {
     const Vec<signed char, 8> w_part_vec = load<8>(w_part_row + col);
-    Vec<__bf16, 8> found_vec;
+    Vec<__bf16, 8> mul_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const int w_part = static_cast<int>(w_part_vec.at[j]);
-      const float to_f32 = static_cast<float>(w_part);
-      const float found = to_f32 * scale;
-      found_vec.at[j] = static_cast<__bf16>(found);
+      const float found = static_cast<float>(w_part);
+      const float mul = found * scale;
+      mul_vec.at[j] = static_cast<__bf16>(mul);
     }
-    if (live) store<8>(found_row + col, found_vec);
+    if (live) store<8>(mul_row + col, mul_vec);
   }
 }
