@@ -38,6 +38,7 @@ class Widening:
     pairs: tuple[tuple[int, int], ...]
     body: tuple[str, ...]
     needs: tuple[str, ...] = ()
+    mask: str = ""  # of the bits that a code keeps
 
 
 NEIGHBOURS = ((0, 1), (2, 3), (4, 5), (6, 7))
@@ -81,7 +82,8 @@ def by_nibbles(*lines: str) -> tuple[str, ...]:
     )
 
 
-FOUR_BITS = "nibbles & 0x000f000fu"
+FOUR_BITS = "nibbles & mask"
+NIBBLES, SEVEN_BITS, SIZES, SIZES_OF_HALVES = "0x000f000fu", "0x007f007fu", "0x01c001c0u", "0x0e000e00u"
 UPPER_HALVES = "__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632)"
 AS_HALVES = (
     "static_cast<unsigned>(__half_as_ushort(__float2half_rn(high))) << 16 | __half_as_ushort(__float2half_rn(low))"
@@ -91,10 +93,11 @@ WIDENINGS: Mapping[tuple[DType, DType], Widening] = {
         "128 + the lower 7 bits, less 128, or 256 of a negative one",
         EVERY_OTHER,
         by_bytes(
-            "const unsigned above = bytes & 0x007f007fu | 0x43004300u, less = bytes & 0x00800080u | 0x43004300u;",
+            "const unsigned above = bytes & mask | 0x43004300u, less = bytes & mask + 0x00010001u | 0x43004300u;",
             "pairs[i] = fused(less, 0xbf80bf80u, above);",
         ),
         ("fused",),
+        SEVEN_BITS,
     ),
     (i8, f16): Widening(
         "1024 + 128 + the code, less 1152",
@@ -107,42 +110,48 @@ WIDENINGS: Mapping[tuple[DType, DType], Widening] = {
         EIGHT,
         by_nibbles(f"pairs[i] = fused({FOUR_BITS} ^ 0x43084308u, 0x3f803f80u, 0xc308c308u);"),
         ("fused",),
+        NIBBLES,
     ),
     (i4, f16): Widening(
         "1024 + 8 + the code, less 1032",
         EIGHT,
         by_nibbles(f"pairs[i] = fused({FOUR_BITS} ^ 0x64086408u, 0x3c003c00u, 0xe408e408u);"),
         ("fused",),
+        NIBBLES,
     ),
     (u4, bf16): Widening(
         "128 + the code, less 128 + the zero",
         EIGHT,
         by_nibbles(f"pairs[i] = fused({FOUR_BITS} | 0x43004300u, 0x3f803f80u, zeros);"),
         ("fused",),
+        NIBBLES,
     ),
     (u4, f16): Widening(
         "1024 + the code, less 1024 + the zero",
         EIGHT,
         by_nibbles(f"pairs[i] = fused({FOUR_BITS} | 0x64006400u, 0x3c003c00u, zeros);"),
         ("fused",),
+        NIBBLES,
     ),
     (f4e2m1, bf16): Widening(
         "exponent and mantissa, times 2^126",
         EIGHT,
         by_nibbles(
-            "const unsigned size = nibbles << 6 & 0x01c001c0u, sign = nibbles << 12 & 0x80008000u;",
+            "const unsigned size = nibbles << 6 & mask, sign = nibbles << 12 & 0x80008000u;",
             "pairs[i] = fused(size | sign, 0x7e807e80u, 0x80008000u);",
         ),
         ("fused",),
+        SIZES,
     ),
     (f4e2m1, f16): Widening(
         "exponent and mantissa, times 2^14",
         EIGHT,
         by_nibbles(
-            "const unsigned size = nibbles << 9 & 0x0e000e00u, sign = nibbles << 12 & 0x80008000u;",
+            "const unsigned size = nibbles << 9 & mask, sign = nibbles << 12 & 0x80008000u;",
             "pairs[i] = fused(size | sign, 0x74007400u, 0x80008000u);",
         ),
         ("fused",),
+        SIZES_OF_HALVES,
     ),
     (f8e4m3, bf16): Widening("by way of f32", NEIGHBOURS, by_value(f8e4m3, UPPER_HALVES), ("f8e4m3_value",)),
     (f8e4m3, f16): Widening("by way of f32", NEIGHBOURS, by_value(f8e4m3, AS_HALVES), ("f8e4m3_value",)),

@@ -136,23 +136,23 @@ __device__ __forceinline__ void load_row(unsigned (&to)[4], const unsigned char*
 }
 
 // 8 codes of i8 as pairs of bf16: 128 + the lower 7 bits, less 128, or 256 of a negative one
-__device__ __forceinline__ void widen(unsigned (&pairs)[4], const unsigned char* from) {
+__device__ __forceinline__ void widen(unsigned (&pairs)[4], const unsigned char* from, unsigned mask) {
   unsigned words[2];
   memcpy(words, __builtin_assume_aligned(from, 8), 8);
   #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const unsigned bytes = words[i / 2] >> i % 2 * 8;
-    const unsigned above = bytes & 0x007f007fu | 0x43004300u, less = bytes & 0x00800080u | 0x43004300u;
+    const unsigned above = bytes & mask | 0x43004300u, less = bytes & mask + 0x00010001u | 0x43004300u;
     pairs[i] = fused(less, 0xbf80bf80u, above);
   }
 }
 
 // those of two columns, `below` bytes apart, as two products take them
-__device__ __forceinline__ void load_codes(unsigned (&to)[2][4], const unsigned char* from, int below) {
+__device__ __forceinline__ void load_codes(unsigned (&to)[2][4], const unsigned char* from, int below, unsigned mask) {
   unsigned pairs[4];
   #pragma unroll
   for (int column = 0; column < 2; ++column) {
-    widen(pairs, from + column * below);
+    widen(pairs, from + column * below, mask);
     #pragma unroll
     for (int i = 0; i < 4; ++i) to[i / 2][i % 2 * 2 + column] = pairs[i];
   }
@@ -204,6 +204,8 @@ w8a16_gemm(
 
   // 16 slices of 128, 32 of K at a time: a lane has 8 neighbours in K of each row, and 8 codes of two columns
   // of each fragment, which it widens. Fragments are loaded one step ahead of their use, across slices too.
+  // threadIdx.y is 0, and as good as unknown: of a constant ptxas keeps a copy in a register for each of its uses
+  const unsigned mask = 0x007f007fu ^ threadIdx.y;
   unsigned x_part[2][1][4];
   const int x_lane = k_group * (stages * slice_bytes) + place<16>(lane / 4, lane % 4 * 8) * 2;
   unsigned w_part[2][1][2][4];
@@ -222,7 +224,7 @@ w8a16_gemm(
   const auto load_parts = [&](int step, int k, int buffer) {
     const unsigned char* const slice = shared + step % stages * slice_bytes;
     load_row(x_part[buffer][0], slice + (x_lane ^ k * 64));
-    load_codes(w_part[buffer][0], slice + (w_lane ^ k * 32), 8 * w_words * 2);
+    load_codes(w_part[buffer][0], slice + (w_lane ^ k * 32), 8 * w_words * 2, mask);
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll

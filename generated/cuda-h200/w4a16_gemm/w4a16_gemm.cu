@@ -136,22 +136,22 @@ __device__ __forceinline__ void load_row(unsigned (&to)[4], const unsigned char*
 }
 
 // 8 codes of i4 as pairs of bf16: 128 + 8 + the code, less 136
-__device__ __forceinline__ void widen(unsigned (&pairs)[4], const unsigned char* from) {
+__device__ __forceinline__ void widen(unsigned (&pairs)[4], const unsigned char* from, unsigned mask) {
   unsigned words[1];
   memcpy(words, __builtin_assume_aligned(from, 4), 4);
   #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const unsigned nibbles = words[0] >> i * 4;
-    pairs[i] = fused(nibbles & 0x000f000fu ^ 0x43084308u, 0x3f803f80u, 0xc308c308u);
+    pairs[i] = fused(nibbles & mask ^ 0x43084308u, 0x3f803f80u, 0xc308c308u);
   }
 }
 
 // those of two columns, `below` bytes apart, as two products take them
-__device__ __forceinline__ void load_codes(unsigned (&to)[2][4], const unsigned char* from, int below) {
+__device__ __forceinline__ void load_codes(unsigned (&to)[2][4], const unsigned char* from, int below, unsigned mask) {
   unsigned pairs[4];
   #pragma unroll
   for (int column = 0; column < 2; ++column) {
-    widen(pairs, from + column * below);
+    widen(pairs, from + column * below, mask);
     #pragma unroll
     for (int i = 0; i < 4; ++i) to[i / 2][i % 2 * 2 + column] = pairs[i];
   }
@@ -203,6 +203,8 @@ w4a16_gemm(
 
   // 8 slices of 128, 32 of K at a time: a lane has 8 neighbours in K of each row, and 8 codes of two columns
   // of each fragment, which it widens. Fragments are loaded one step ahead of their use, across slices too.
+  // threadIdx.y is 0, and as good as unknown: of a constant ptxas keeps a copy in a register for each of its uses
+  const unsigned mask = 0x000f000fu ^ threadIdx.y;
   unsigned x_part[2][1][4];
   const int x_lane = k_group * (stages * slice_bytes) + place<16>(lane / 4, lane % 4 * 8) * 2;
   unsigned w_part[2][2][2][4];
@@ -226,7 +228,7 @@ w4a16_gemm(
     load_row(x_part[buffer][0], slice + (x_lane ^ k * 64));
     #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      load_codes(w_part[buffer][n], slice + (w_lane ^ k * 16) + n * (16 * w_words * 2), 8 * w_words * 2);
+      load_codes(w_part[buffer][n], slice + (w_lane ^ k * 16) + n * (16 * w_words * 2), 8 * w_words * 2, mask);
     }
   };
   const auto multiply = [&](int buffer) {
