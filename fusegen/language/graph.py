@@ -482,7 +482,13 @@ def by_reach(extent: Extent) -> int:
 
 def factor_kind(node: Node, storage: Mapping[Node, DType]) -> DType:
     """The type of one factor: of an operand its own, of a cast what it casts to, of another value that of what it is
-    made from in its whole shape: scales and gains of another type do not change it."""
+    made from in its whole shape: scales and gains of another type do not change it. What is scattered is of its
+    operand's type, whose memory it lies in."""
+    source = shown_by(node)
+    if source.op.kind is Kind.SCATTER:
+        return storage[source.inputs[0]]
+    if source.op.name in FITTED:
+        return FITTED[source.op.name]
     if has_type(node):
         return FITTED.get(node.op.name) or storage[node]
     kinds = {factor_kind(a, storage) for a in node.inputs if a.shape == node.shape and a.dtype is f32}

@@ -109,8 +109,7 @@ class Lowering:
         self.outside: dict[Node, Node] = {}
 
     def result(self) -> Lowered:
-        outputs: list[Tensor] = []
-        writes: list[Bound] = []
+        outputs, writes = list[Tensor](), list[Bound]()
         for tensor in self.graph.outputs:
             if tensor.node.op.name == "scatter":
                 for written, bound in self.scattered(tensor):
@@ -148,7 +147,9 @@ class Lowering:
     def scattered(self, tensor: Tensor) -> Iterator[tuple[Tensor, Bound]]:
         """Rows of an array that an index names: each part of their values, the index and the array as it sees them."""
         _, index, values = tensor.node.inputs
-        parts = self.parts_of(values)
+        parts, whole = self.parts_of(values), View.identity(values.shape)
+        if any(len(group) != 1 for *_, place, _ in parts for group in place.base):  # seen otherwise than they lie
+            parts = [(values, whole, whole, "")]
         for node, seen, place, named in parts:
             name = tensor.name if len(parts) == 1 else self.free(named or f"{tensor.name}_part", output=True)
             value = self.row(node, seen, seen.shape)
@@ -467,8 +468,7 @@ class Lowering:
     def at_index(
         self, node: Node, view: View, index: Node, rows: Shape, table: Shape
     ) -> tuple[Node, View, Shape]:  # fmt: skip
-        """What a view of the `rows` at an index is of the index and of the table; and the shape of what it shows of one
-        row."""
+        """What a view of the `rows` at an index is of the index and of the table; and the shape of one row of it."""
         rest = len(table) - 1
         lead = len(rows) - rest
         along = [any(step != 0 for step in column[lead:]) for column in view.columns]

@@ -8,7 +8,8 @@ cutting inside of it: so states come in the order of what they can't undercut, a
 left can undercut the cheapest.
 
 The search is exact until it has looked at ENOUGH_STATES states, which graphs of a dozen operators do not take; from
-there on the cheapest that was found stands. Where none was found, it goes on to MOST_STATES. Views go to memory only
+there on the cheapest that was found stands. Some program is found first, by what needs the fewest more cuts: its time
+then limits all others. Where none was found, it goes on to MOST_STATES. Views go to memory only
 where no program is found without, by a second search.
 """
 
@@ -113,30 +114,25 @@ class Search:
     def run(self, below_us: float = math.inf, most_states: int = MOST_STATES, views: bool = False) -> Found | None:
         """The cheapest state whose kernels can all be planned; None where there is none below that time.
 
-        Where none was found among `most_states`, a quarter more are looked at, those that need the fewest more cuts
-        first: it is better to have some program than none. States that write what no kernel reads come last."""
+        Until one is found, states that need the fewest more cuts come first; then those that can undercut it by the
+        most. States that write what no kernel reads come last."""
         best: Found | None = None
         first = self.look(frozenset())
         if first.whole and first.time_us < below_us:
             best = first
             if not any(not plain(factor) for product in self.graph.products for factor in product.inputs):
                 return first  # one kernel, as of a chain without views (`program_instead`)
-        queue: list[tuple[float, float, int, Found]] = [(first.time_us, 0, 0, first)]
+        queue: list[tuple[float, float, int, Found]] = [(0, first.time_us, 0, first)]
         seen = {first.state}
-        hurried = False
-        while queue and len(seen) < most_states + most_states // 4:
+        while queue and len(seen) < most_states:
             if best is not None and len(seen) >= min(most_states, ENOUGH_STATES):
                 break
-            if len(seen) >= most_states and not hurried:
-                hurried = True
-                queue = [(stuck, bound, number, found) for bound, stuck, number, found in queue]
-                heapq.heapify(queue)
-            bound, *_, found = heapq.heappop(queue)
+            *_, found = heapq.heappop(queue)
             limit = below_us if best is None else best.time_us
-            if found.state and (found.time_us >= limit or (best is not None and bound == math.inf)):
+            if best is not None and (found.time_us >= limit or self.idle(found)):
                 break
-            for node in self.cuts(found, views):
-                state = found.state | {node}
+            for nodes in self.cuts(found, views):
+                state = found.state | nodes
                 if state in seen:
                     continue
                 seen.add(state)
@@ -150,12 +146,13 @@ class Search:
                     continue
                 idle = self.idle(other)
                 if other.whole and not idle:
-                    best, limit = other, other.time_us
-                    if hurried:
-                        return best
+                    diving, best, limit = best is None, other, other.time_us
+                    if diving:
+                        queue = [(bound, stuck, number, found) for stuck, bound, number, found in queue]
+                        heapq.heapify(queue)
                 stuck = sum(not kernel.plans for kernel in other.kernels)
                 bound = math.inf if idle else other.time_us  # without what is not read it is the same for less
-                rank = (stuck, bound) if hurried else (bound, stuck)
+                rank = (stuck, bound) if best is None else (bound, stuck)
                 heapq.heappush(queue, (*rank, len(seen), other))
         return best
 
@@ -167,15 +164,16 @@ class Search:
         read = {node for kernel in found.kernels for node in self.reads(kernel.makes, found.state)}
         return frozenset(n for n in found.state if self.stored[n].home == "workspace" and n not in read)
 
-    def cuts(self, found: Found, views: bool) -> list[Node]:
+    def cuts(self, found: Found, views: bool) -> list[State]:
         """The values that may be written to memory beside those of a state: of kernels that can't be planned where
-        there are any, since nothing else helps. `views`: these too, where a kernel can't be planned."""
+        there are any, since nothing else helps. Those that such kernels name go together, as each of them has to.
+        `views`: these too, where a kernel can't be planned."""
         stuck = [kernel for kernel in found.kernels if not kernel.plans]
         if shared := self.chosen_twice(found):
-            return [shared]
-        named = stuck[0].cut if stuck else None
-        if named is not None and named in self.stored and named not in found.state:
-            return [named]
+            return [frozenset({shared})]
+        named = {k.cut for k in stuck if k.cut is not None and k.cut in self.stored and k.cut not in found.state}
+        if named:
+            return [frozenset(named)]
         worth = self.usual | self.rearranged if stuck and views else self.usual
         inside: dict[Node, None] = {}
         for kernel in stuck[:1] or found.kernels:
@@ -186,7 +184,7 @@ class Search:
                 (n, None) for n in computed
                 if n in worth and n not in found.state and not (alone and n in made)
             )  # fmt: skip
-        return list(inside)
+        return [frozenset({node}) for node in inside]
 
     def chosen_twice(self, found: Found) -> Node | None:
         """A key that one kernel chooses columns by and another one computes once more: rounded otherwise, it would no
