@@ -11,7 +11,7 @@ from typing import Any
 
 from fusegen.errors import SpecError
 from fusegen.language.elementwise import need_traced
-from fusegen.language.graph import Node
+from fusegen.language.graph import Kind, Node
 from fusegen.language.rearranging import stack, tuple_text
 from fusegen.language.trace import Value, apply, caller, current, viewed
 from fusegen.language.types import PACKED, DType, TensorType, f4e2m1, i4, i32, shape_text, u8
@@ -65,9 +65,40 @@ def pack(x: Value, dtype: DType) -> Value:
     if not x.shape:
         raise SpecError("pack: a scalar has no row", caller())
     with current().operator("pack"):
-        codes = apply("code_of_f4e2m1" if dtype is f4e2m1 else f"to_{dtype}", x)
-        low, high = codes[..., 0::2], codes[..., 1::2]
-        return apply("bit_or", apply("bit_and", low, NIBBLE), apply("shift_left", apply("bit_and", high, NIBBLE), 4))
+        return packed(x, dtype)
+
+
+def packed(x: Value, dtype: DType) -> Value:
+    """The bytes of numbers. Where the even ones and the odd ones were put together just before, they are taken as they
+    were: one kernel then has both halves of a byte at hand, and reads no row with steps."""
+    source = merged(x)
+    if source is not None and source.node.op.kind is Kind.JOIN and source.shape[-1] == 2:
+        low, high = map(Value, source.node.inputs)
+    elif source is not None and merged(source) is not None:
+        halves = packed(source, dtype)
+        whole = View.identity(halves.shape).merged(len(halves.shape) - 2, 2)
+        return viewed(halves, whole, f"{{0}}.reshape({tuple_text(whole.shape)})", "pack")
+    else:
+        low, high = x[..., 0::2], x[..., 1::2]
+    name = "code_of_f4e2m1" if dtype is f4e2m1 else f"to_{dtype}"
+    low, high = (apply("bit_and", apply(name, before_rounding(half)), NIBBLE) for half in (low, high))
+    return apply("bit_or", low, apply("shift_left", high, 4))
+
+
+def before_rounding(x: Value) -> Value:
+    """What was rounded to f4e2m1 last: its code is the same."""
+    return Value(x.node.inputs[0]) if x.node.op.name == "round_f4e2m1" else x
+
+
+def merged(x: Value) -> Value | None:
+    """What x shows with its last two axes as one; None of what is no such view."""
+    if x.node.op.kind is not Kind.VIEW:
+        return None
+    (source,) = x.node.inputs
+    rank = len(source.shape)
+    if rank != len(x.shape) + 1 or x.node.view != View.identity(source.shape).merged(rank - 2, 2):
+        return None
+    return Value(source)
 
 
 def number_of(node: Node, own: TensorType) -> Value:

@@ -27,9 +27,9 @@ from fusegen.language.elementwise import (
     power_of_2_below,
     where,
 )
-from fusegen.language.rearranging import groups, tuple_text
+from fusegen.language.rearranging import groups, stack, tuple_text
 from fusegen.language.trace import Number, Value, caller, composite, viewed
-from fusegen.language.types import DTYPES, DType, Size, f8e8m0, f32, shape_text
+from fusegen.language.types import DTYPES, PACKED, DType, Size, f4e2m1, f8e4m3, f8e8m0, f32, shape_text
 from fusegen.language.views import View
 
 Scaled = tuple[Value, Value | None]
@@ -121,8 +121,6 @@ RULES: Mapping[str, Rule] = {
     "mx": Rule(mx, 0.0, 0.0, powers=True, block=32),
     "mx_floor": Rule(mx_floor, 0.0, 0.0, powers=True, block=32),
 }
-PACKED = {"nvfp4": "whose values are two to a byte (e2m1), which no array of a chain holds yet"}
-"""Conventions that are known by name, and what keeps them out."""
 USUAL_BLOCK = 128
 
 
@@ -144,6 +142,8 @@ def quantize(
     - "te": up = largest / amax, rounded down to a power of 2; x * up, and the scale is 1 / up; 1 where amax is 0.
     - "mx": blocks of 32, scales of f8e8m0: amax * (1 / largest), rounded up to a power of 2; x * (1 / scale).
     - "mx_floor": the same by OCP's text: 2^(floor(log2 amax) - exponent of the largest number).
+    - "nvfp4": f4e2m1 in blocks of 16, scales of f8e4m3, and one f32 for the tensor: `values, scale, whole`, or with
+      that given, `F.quantize(x, f4e2m1, whole, rule="nvfp4")`, `values, scale`. x is near values * (scale * whole).
 
     A row is what shares a scale unless said otherwise, a block by the last two; a block is of 128 by the others. Values
     beyond the range of `dtype` become its ends. docs/narrow.md has each rule's source. Raises SpecError for another
@@ -151,8 +151,11 @@ def quantize(
     """
     need_traced("quantize", x)
     if not isinstance(dtype, DType) or not dtype.narrow or dtype.positive:
-        narrow = ", ".join(name for name, known in DTYPES.items() if known.narrow and not known.positive)
-        raise SpecError(f"quantize: to {dtype!s}; it is to 8 bits: {narrow}", caller())
+        few = {**DTYPES, **PACKED}.items()
+        narrow = ", ".join(name for name, known in few if known.narrow and not known.positive)
+        raise SpecError(f"quantize: to {dtype!s}; it is to 8 bits or 4: {narrow}", caller())
+    if rule == "nvfp4":
+        return nvfp4(as_f32(x), dtype, scale, (per or "block", block or 16, least, powers))
     own = RULES.get(rule)
     per = per or ("block" if own and own.block else "row")
     if per not in PER or own is None:
@@ -172,6 +175,8 @@ def quantize(
     rank = len(x.shape)
     if per == "block":
         x = groups(x, (own.block or USUAL_BLOCK) if block is None else block)
+    if dtype.packed and per == "block":
+        return by_pairs(x, rank, lambda top: scaled_blocks(top, own, dtype, least))
     magnitude = abs(x)
     largest = reduce("max", magnitude, tuple(range(-rank, 0)) if per == "tensor" else LAST)
     if isinstance(least, Value) or least != 0:
@@ -181,6 +186,30 @@ def quantize(
     if per != "block":
         return x, row_scale
     return ungrouped(x, rank), row_scale[..., 0]
+
+
+def scaled_blocks(largest: Value, own: Rule, dtype: DType, least: Value | float) -> tuple[Value, Callable[..., Value]]:
+    """The scales of blocks, and what makes values by them."""
+    if isinstance(least, Value) or least != 0:
+        largest = maximum(largest, least)
+    scale, factor = own.scaled(largest, dtype, own.powers)
+
+    def values(half: Value) -> Value:
+        return cast(half / scale if factor is None else half * factor, dtype)
+
+    return scale, values
+
+
+def by_pairs(
+    blocks: Value, rank: int, scaled: Callable[[Value], tuple[Value, Callable[..., Value]]]
+) -> tuple[Value, Value]:
+    """Values of blocks [..., G, B] of which two are a byte, and scales. The even ones and the odd ones are computed
+    side by side, so that one kernel has both halves of a byte at hand."""
+    low, high = blocks[..., 0::2], blocks[..., 1::2]
+    magnitude = maximum(abs(low), abs(high))
+    scale, value = scaled(reduce("max", magnitude, LAST))
+    both = ungrouped(stack([value(low), value(high)]), rank + 1)
+    return ungrouped(both, rank), scale[..., 0]
 
 
 def ungrouped(x: Value, rank: int) -> Value:
@@ -202,9 +231,39 @@ def need_blocks(rule: str, own: Rule, dtype: DType, per: str, block: int | None,
 def unknown_rule(per: str, rule: str) -> str:
     if per not in PER:
         return f"quantize: per={per!r}; scales are per {', '.join(PER[:-1])} or {PER[-1]}"
-    if rule in PACKED:
-        return f"quantize: rule={rule!r}, {PACKED[rule]}\n  {', '.join(RULES)} have values of 8 bits"
-    return f"quantize: rule={rule!r} is none of {', '.join(RULES)}"
+    return f"quantize: rule={rule!r} is none of {', '.join(RULES)}, nvfp4"
+
+
+def nvfp4(x: Value, dtype: DType, whole: Value | Number | None, asked: tuple[Any, ...]) -> Any:
+    """Values of f4e2m1, for each 16 of a row a scale of f8e4m3, and one of f32 for the tensor, which may be given.
+
+    up = 448 * 6 / amax of the tensor, 1 where that is 0; scale = block's amax * (up * (1 / 6)); x * (1 / (scale / up)).
+    TransformerEngine, `compute_decoding_scaling_factor` and `compute_global_encode_scaling_factor_FP4`
+    (transformer_engine/common/cast/nvfp4/core_nvfp4.cuh)."""
+    if dtype is not f4e2m1 or asked != ("block", 16, None, None):
+        raise SpecError("quantize: rule='nvfp4' is of f4e2m1 in blocks of 16; leave per=, block=, least= out", caller())
+    rank = len(x.shape)
+    given = whole is not None
+    if whole is None:
+        magnitude = abs(x)
+        largest = reduce("max", magnitude, tuple(range(-rank, 0)))
+        up = minimum(f8e4m3.largest * dtype.largest / largest, f32.largest)
+        up = where((largest == 0.0) | (up == 0.0), 1.0, up)
+        whole = 1.0 / up
+    else:
+        up = 1.0 / whole  # type: ignore[assignment]
+
+    def scaled(block_largest: Value) -> tuple[Value, Callable[..., Value]]:
+        scale = cast(minimum(block_largest * (up * inverse_limit(dtype)), f32.largest), f8e4m3)
+        factor = minimum(1.0 / (scale * whole), f32.largest)
+
+        def values(half: Value) -> Value:
+            return cast(half * factor, dtype)
+
+        return scale, values
+
+    values, scale = by_pairs(groups(x, 16), rank, scaled)
+    return (values, scale) if given else (values, scale, whole)
 
 
 @composite

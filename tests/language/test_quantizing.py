@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fusegen
-from fusegen import bf16, chain, dims, f8e4m3, f8e5m2, f8e8m0, f32, i8
+from fusegen import bf16, chain, dims, f4e2m1, f8e4m3, f8e5m2, f8e8m0, f32, i8
 from fusegen import ops as F
 from fusegen.errors import SpecError
 from fusegen.language.types import DType
@@ -162,6 +162,68 @@ def test_bits_of_microscaling(rule: str, text: Any, dtype: DType, vendor: str) -
     assert same.all(), np.argwhere(~same)[:3]
 
 
+def nibbles(values: Array) -> Array:
+    """Codes of f4e2m1, two to a byte: by ml_dtypes, which saturates; 6 of NaN."""
+    codes = np.where(np.isnan(values), np.float32(6), values.astype(np.float32)).astype(f4e2m1.numpy).view(np.uint8)
+    found: Array = codes[..., 0::2] | codes[..., 1::2] << 4
+    return found
+
+
+@needs_compiler
+@pytest.mark.parametrize("vendor", VENDORS)
+@np.errstate(all="ignore")
+def test_bits_of_microscaling_in_4_bits(vendor: str) -> None:
+    @chain(M=12, N=512)
+    def spec(x: f32[M, N]) -> tuple[f4e2m1[M, N], f8e8m0[M, N // 32], f4e2m1[M, N], f8e8m0[M, N // 32]]:
+        values, scale = F.quantize(x, f4e2m1, rule="mx")
+        low, below = F.quantize(x, f4e2m1, rule="mx_floor")
+        return values, scale, low, below
+
+    x = operand().astype(np.float32)
+    x[9, :32] = np.nan
+    got = [np.asarray(a) for a in compile(spec, fusegen.target(vendor), on="emulator", validate=False)(x)]
+    for text, values, scale in zip((mx, mx_floor), got[::2], got[1::2], strict=True):
+        wanted, own = text(x, 6.0)
+        np.testing.assert_array_equal(scale.view(np.uint8), own)
+        np.testing.assert_array_equal(values, nibbles(wanted))
+
+
+def nvfp4(x: Array, whole: Any) -> tuple[Array, Array]:
+    """TransformerEngine's compute_decoding_scaling_factor: block_amax * (S_enc / 6) as e4m3; x * 1 / (S_b * S_dec)."""
+    encode = np.float32(1) / whole
+    blocks = x.astype(np.float32).reshape(len(x), -1, 16)
+    decode = np.abs(blocks).max(-1, keepdims=True) * (encode * (np.float32(1) / np.float32(6)))
+    scale = np.clip(decode, -448, 448).astype(f8e4m3.numpy)
+    factor = np.minimum(np.float32(1) / (scale.astype(np.float32) * whole), np.finfo(np.float32).max)
+    return (blocks * factor).reshape(x.shape), scale[..., 0]
+
+
+@needs_compiler
+@pytest.mark.parametrize("vendor", VENDORS)
+@np.errstate(all="ignore")
+def test_bits_of_nvfp4(vendor: str) -> None:
+    @chain(M=12, N=512)
+    def known(x: bf16[M, N], whole: f32[1]) -> tuple[f4e2m1[M, N], f8e4m3[M, N // 16]]:
+        values, scale = F.quantize(x, f4e2m1, whole, rule="nvfp4")
+        return values, scale
+
+    @chain(M=12, N=512)
+    def dynamic(x: bf16[M, N]) -> tuple[f4e2m1[M, N], f8e4m3[M, N // 16], f32[1, 1]]:
+        values, scale, whole = F.quantize(x, f4e2m1, rule="nvfp4")
+        return values, scale, whole
+
+    x = np.nan_to_num(operand().astype(np.float32), posinf=7e4).clip(-7e4, 7e4).astype(bf16.numpy)
+    top = np.abs(x.astype(np.float32)).max()
+    exact = np.float32(1) / np.minimum(np.float32(448 * 6) / top, np.finfo(np.float32).max)
+    own = np.array([0.037], np.float32)
+    for spec, whole, extra in ((known, own[0], (own,)), (dynamic, exact, ())):
+        values, scale, *rest = compile(spec, fusegen.target(vendor), on="emulator", validate=False)(x, *extra)
+        wanted, codes = nvfp4(x, whole)
+        np.testing.assert_array_equal(np.asarray(scale).view(np.uint8), codes.view(np.uint8))
+        np.testing.assert_array_equal(np.asarray(values), nibbles(wanted))
+        assert not rest or np.asarray(rest[0])[0, 0] == exact
+
+
 @needs_compiler
 @pytest.mark.parametrize("vendor", ["cuda:h200", "hip:mi300x"])
 def test_blocks_are_dequantized(vendor: str) -> None:
@@ -234,9 +296,9 @@ def test_powers_next_to_a_number(vendor: str) -> None:
         (lambda x: F.quantize(x, f8e4m3, rule="mx", block=64), "rule='mx' is of blocks of 32; leave"),
         (lambda x: F.quantize(x, i8, rule="mx"), "rule='mx' is of floats of few bits, and i8 is none"),
         (lambda x: F.quantize(x, f8e4m3, rule="mx", powers=False), "rule='mx' has scales that are powers of 2"),
-        (lambda x: F.quantize(x, f8e8m0), "quantize: to f8e8m0; it is to 8 bits: f8e4m3, f8e5m2"),
+        (lambda x: F.quantize(x, f8e8m0), "quantize: to f8e8m0; it is to 8 bits or 4: f8e4m3, f8e5m2"),
         (lambda x: F.dequantize(x, x[:, :3]), "the size N // 3 does not come out even at N=256"),
-        (lambda x: F.quantize(x, f8e4m3, rule="nvfp4"), "rule='nvfp4', whose values are two to a byte (e2m1)"),
+        (lambda x: F.quantize(x, f8e4m3, rule="nvfp4"), "quantize: rule='nvfp4' is of f4e2m1 in blocks of 16; leave"),
         (lambda x: F.quantize(x, i8, 0.5, rule="te"), "a scale is given, and a rule to make one; leave one"),
         (lambda x: F.quantize(x, f8e4m3, per="block", block=0), "groups: a group has 0 elements"),
     ],
