@@ -112,6 +112,10 @@ def overflow(dtype: DType, within: str, beyond: str) -> Mapping[str, Special]:
 
 
 SPECIAL_FUNCTIONS: Mapping[str, Special] = {
+    "number_in_order": Special(
+        "the number whose place among all numbers is x; NaN of what is below and above all of them",
+        ("return __uint_as_float(x >> 31 ? x ^ 0x80000000u : ~x);",), (), "unsigned x",
+    ),
     "nearest_int": Special(
         "x, or the nearest int of what is beyond them",
         ("const long long least = -2147483648LL, most = 2147483647LL;",

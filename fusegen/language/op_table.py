@@ -286,6 +286,11 @@ for _way in WAYS:
                         init="0.0f" if _way.kind == "sum" else "1.0f", slots=3, forms={i32: (
                             _way.text("np.int32"), "{0} + {1}" if _way.kind == "sum" else "{0} * {1}")})  # fmt: skip
 
+for _what, _doc in (("sum", "as few as sum up to a limit, else 0"), ("count", "so many of them, else -inf")):
+    OPS[f"largest_by_{_what}"] = Op(f"largest_by_{_what}", Kind.SCAN, 2, f"kept_by_{_what}({{0}}, {{1}})", "",
+                                    f"x where it is among its row's largest: {_doc}", takes="float",
+                                    slots=64)  # fmt: skip
+
 # ---- of groups of neighbours along the row: planners make these of reductions over the last axis of [.., G, K], which
 # are one axis [.., G * K] in memory. A node's own text says how many they are
 for _name in ("sum", "max", "min"):

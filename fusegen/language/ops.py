@@ -236,6 +236,50 @@ def _scanned(name: str, x: Value, axis: int, exclusive: bool, reverse: bool) -> 
         return apply(f"{name}{'_reverse' * bool(reverse)}{'_exclusive' * bool(exclusive)}", x)
 
 
+@composite
+def top_p(p: Value, limit: Value | float) -> Value:
+    """A mask of each row's most probable elements: as few of the largest as sum up to `limit`, a number, a run-time
+    scalar or one value a row. Equal ones go together, so that nothing depends on an order; what is 0 is never kept.
+
+    `F.where(F.top_p(F.softmax(logits), 0.9), logits, -float("inf"))` is nucleus sampling's (Holtzman et al. 2020). NaN
+    is never kept. A row of 1 to 32768 elements fits a block, a longer one a cluster.
+    """
+    return _largest("top_p", "largest_by_sum", p, limit) > 0
+
+
+@composite
+def top_k(x: Value, k: Value | int) -> Value:
+    """A mask of each row's k largest elements; k is a number, a run-time scalar or one value a row (i32 or f32). Equal
+    ones go together: with the k-th, all of its size. NaN and -inf are never kept; k from the row's length on keeps all
+    others, and k below 1 none.
+
+    F.topk gives values and columns of few; this keeps the row.
+    """
+    return _largest("top_k", "largest_by_count", x, k) > -INF
+
+
+@composite
+def min_p(p: Value, share: Value | float) -> Value:
+    """A mask of what is at least so large a share of its row's largest element (Nguyen et al. 2024)."""
+    need_traced("min_p", p)
+    return p >= max(p) * share
+
+
+def _largest(name: str, op: str, x: Value, limit: Any) -> Value:
+    need_traced(name, x)
+    if isinstance(limit, Value) and limit.shape[-1:] not in ((), (1,)):
+        raise SpecError(
+            f"{name}: found a limit of {shape_text(limit.shape)}; it is a number, a scalar or one value a row, "
+            "of [..., 1]",
+            caller(),
+        )
+    if isinstance(limit, Value) and len(limit.shape) > len(x.shape):
+        raise SpecError(
+            f"{name}: the limit {shape_text(limit.shape)} has more axes than {shape_text(x.shape)}", caller()
+        )
+    return apply(op, x, limit)
+
+
 # ---------------------------------------------------------------- selections: the last axis becomes k columns of it
 
 
@@ -490,7 +534,7 @@ COMPOSITES = (
     quick_geglu, clipped_swiglu, bilinear, clip,
     mean, var, amax, std, norm, logsumexp, any, all, softmax, log_softmax, layernorm, rmsnorm, l2norm, quantize,
     dequantize, cross_entropy, one_hot, causal, uniform, normal, dropout,
-    groupnorm, batchnorm, rope, kl_div, einsum,
+    groupnorm, batchnorm, rope, kl_div, einsum, top_p, top_k, min_p,
 )  # fmt: skip
 SELECTIONS = (topk, argmax, argmin, take)
 VIEWS = (split, concat, stack, rearrange, groups, flip, roll, broadcast)
@@ -504,7 +548,7 @@ __all__ = (  # noqa: RUF022  # by kind
     "sum", "max", "min",
     "amax", "mean", "var", "std", "norm",
     "prod", "quick_geglu", "clipped_swiglu", "bilinear", "groupnorm", "batchnorm", "rope", "kl_div",
-    "einsum", "cumsum", "cumprod",
+    "einsum", "cumsum", "cumprod", "top_p", "top_k", "min_p",
     "logsumexp", "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "quantize", "dequantize",
     "cross_entropy", "one_hot", "causal", "uniform", "normal", "dropout", "topk", "argmax", "argmin", "take", "gather",
     "scatter", "split", "concat", "stack",

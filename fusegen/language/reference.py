@@ -72,7 +72,7 @@ def imports(graph: Graph) -> list[str]:
 
 def helpers(graph: Graph) -> list[str]:
     """The functions that selections, computed places and random numbers call."""
-    found = [*selection_helpers(graph), *gathering_helpers(graph)]
+    found = [*selection_helpers(graph), *gathering_helpers(graph), *largest_helpers(graph)]
     if any(n.op.name == "philox" for n in graph.nodes):
         from fusegen.language import philox
 
@@ -87,6 +87,15 @@ def selection_helpers(graph: Graph) -> list[str]:
     if any(n.bare for n in graph.nodes):
         names["bare"] = None
     from fusegen.language.selection import source_of  # imports numpy, which tracing a spec does without
+
+    return ["\n\n" + source_of(name).rstrip("\n") for name in names]
+
+
+def largest_helpers(graph: Graph) -> list[str]:
+    names = dict.fromkeys(n.op.name for n in graph.scans if n.op.name.startswith("largest"))
+    if not names:
+        return []
+    from fusegen.language.largest import source_of  # imports numpy, which tracing a spec does without
 
     return ["\n\n" + source_of(name).rstrip("\n") for name in names]
 

@@ -1,4 +1,4 @@
-"""Running sums and products along a row: which there are, and their meaning as numpy text.
+"""What is made of each element and others of its row: running sums and products, and the row's largest elements.
 
 cumsum            x0, x0 + x1, ...          with each element itself
 _exclusive        0, x0, x0 + x1, ...       without it
@@ -7,6 +7,7 @@ _reverse          from the row's end on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -52,6 +53,30 @@ class ScanWay:
         return f"F.pad({found}, {ends}, value={int(self.kind == 'prod')})" if self.exclusive else found
 
 
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """Each element where it is among its row's largest, as few of them as sum up to a limit, or as there are to be; in
+    place of the others 0, or -inf. Equal ones go together. `steps`: bits of the least one, a pass over the row each.
+    """
+
+    by: Literal["sum", "count"]
+
+    @property
+    def name(self) -> str:
+        """Of the op."""
+        return f"largest_by_{self.by}"
+
+    @property
+    def steps(self) -> int:
+        return 31 if self.by == "sum" else 32
+
+    @property
+    def rest(self) -> float:
+        return 0.0 if self.by == "sum" else -math.inf
+
+
 WAYS = tuple(ScanWay(kind, exclusive, reverse) for kind in ("sum", "prod") for exclusive in (False, True)
              for reverse in (False, True))  # fmt: skip
-SCANS: Mapping[str, ScanWay] = {way.name: way for way in WAYS}
+LARGEST = (Largest("sum"), Largest("count"))
+EVERY: tuple[ScanWay | Largest, ...] = (*WAYS, *LARGEST)
+SCANS: Mapping[str, ScanWay | Largest] = {way.name: way for way in EVERY}

@@ -67,6 +67,9 @@ TEXTS: Mapping[str, str] = {
     "sum": "torch.sum({0}, -1, keepdim=True)", "max": "torch.amax({0}, -1, keepdim=True)",
     "prod": "torch.prod({0}, -1, keepdim=True)", "min": "torch.amin({0}, -1, keepdim=True)",
     **{way.name: way.torch_text for way in WAYS},
+    "largest_by_sum": "torch.zeros_like({0}).scatter(-1, (s := torch.sort({0}, -1, True)).indices, "
+    "torch.where(s.values.cumsum(-1) - s.values < {1}, s.values, 0.0))",
+    "largest_by_count": "torch.where({0}.argsort(-1, True).argsort(-1) < {1}, {0}, -torch.inf)",
     "top_columns": "torch.topk({0}, {k}, -1{order}).indices", "take": "torch.take_along_dim({0}, {1}, -1)",
     "gather": "{0}[{1}]", "take_at": "torch.take_along_dim({0}, {1}.long(), -1)",
     "scatter": "{0}.index_copy_(0, {1}.flatten().long(), {2}.flatten(0, -{0}.dim()).to({0}.dtype))",

@@ -382,7 +382,7 @@ class RowPlan(Plan):
     @property
     def told_first(self) -> RowPass | None:
         """The pass behind which a cluster's blocks first tell each other something: by then each must know all run."""
-        return next((row_pass for row_pass in self.passes if row_pass.reductions), None)
+        return next((row_pass for row_pass in self.passes if row_pass.reductions or row_pass.scans), None)
 
     @property
     def writes_without_rows(self) -> bool:

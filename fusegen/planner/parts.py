@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fusegen.language.graph import Op
-from fusegen.language.scans import ScanWay
+from fusegen.language.scans import Largest, ScanWay
 from fusegen.language.types import DType, Shape, f32
 from fusegen.planner.ways import OneByOne, Streaming, Way
 
@@ -307,13 +307,18 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one pass makes of each element value `value` and of those before it in the row, in columns' order: the
-    element value `result`, which stays in registers for later passes."""
+    """What one pass makes of each element value `value` and of others in the row, as of those before it, in columns'
+    order: the element value `result`, which stays in registers for later passes.
 
-    way: ScanWay
+    Of the row's largest: as far as `limit`, found by sums over the row. Two places of the shared array for partial
+    results carry these by turns, from `slot` on."""
+
+    way: ScanWay | Largest
     value: str
     result: str
     dtype: DType = f32  # f32 or i32
+    limit: Argument | None = None
+    slot: int = 0
 
     @property
     def keep(self) -> Keep:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from fusegen.language.scans import ScanWay
 from fusegen.planner.parts import Access, RowPass
 
 Staging = Literal[
@@ -112,7 +113,8 @@ def partial_bytes(tile: Tile, warp: int, slots: int, persistent: bool) -> int:
 def scanned_bytes(passes: Iterable[RowPass], tile: Tile, warp: int) -> int:
     """Of the shared arrays in which running sums come from warp to warp, one for each vector of a thread."""
     warps = tile.row_threads // warp
-    return sum(4 * tile.per_thread * warps for row_pass in passes for _ in row_pass.scans) if warps > 1 else 0
+    running = sum(isinstance(scan.way, ScanWay) for row_pass in passes for scan in row_pass.scans)
+    return 4 * tile.per_thread * warps * running if warps > 1 else 0
 
 
 def prefetched_bytes(passes: Iterable[RowPass], cols: int) -> int:

@@ -41,6 +41,7 @@ import numpy as np
 
 from fusegen.language.graph import Kind, Node
 from fusegen.language.naming import value_names
+from fusegen.language.scans import Largest
 from fusegen.language.types import DType, f32, size_of
 from fusegen.planner.attention.parts import AttentionPlan
 from fusegen.planner.columns.plan import ColumnsPlan, ColumnTile
@@ -143,7 +144,11 @@ def accumulations(plan: Plan) -> Mapping[Node, How]:
     for scan in (s for row_pass in plan.passes for s in row_pass.scans):
         lanes = math.ceil(math.log2(min(tile.row_threads, plan.target.warp)))
         serial = tile.vector + tile.per_thread * warps + 2  # of its vector, of all warps in all turns, and with both
-        found[nodes[scan.result]] = Accumulation(scan.way.kind, True, serial, levels=lanes, vector=tile.vector)
+        if isinstance(scan.way, Largest):
+            lanes = math.ceil(math.log2(tile.threads_per_row))
+            serial = tile.per_thread * tile.vector
+        kind = "sum" if isinstance(scan.way, Largest) else scan.way.kind
+        found[nodes[scan.result]] = Accumulation(kind, True, serial, levels=lanes, vector=tile.vector)
     for step in (step for row_pass in plan.passes for step in row_pass.groups):
         for reduction in step.reductions:
             levels = math.ceil(math.log2(step.size / tile.vector))

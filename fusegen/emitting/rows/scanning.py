@@ -1,4 +1,4 @@
-"""The words of running sums and products: in a thread, over the lanes of a warp, over a row's warps, in one order.
+"""The words of a row's largest elements, and of running sums and products, which are made in one order.
 
 A thread's vectors lie apart, and those of all threads side by side make one turn: so columns go by turns, in a turn by
 lanes, in a lane by elements. Each thread adds up each of its vectors; lanes bring together what comes before them in
@@ -13,9 +13,9 @@ from fusegen.emitting.dialect import VALUE_TYPES
 from fusegen.emitting.loops import each_line
 from fusegen.emitting.rows.frame import Frame, Part
 from fusegen.emitting.rows.vectors import Vectors
-from fusegen.language.scans import ScanKind
-from fusegen.language.types import DType, i32
-from fusegen.planner.parts import RowPass, Scan
+from fusegen.language.scans import Largest, ScanKind, ScanWay
+from fusegen.language.types import DType, f32, i32
+from fusegen.planner.parts import Number, Reduction, RowPass, Scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,8 @@ class Scans(Part):
         super().__init__(frame)
         self.vectors = vectors
 
-    def both(self, scan: Scan, first: str, second: str) -> str:
-        """Of two, both."""
-        return combined(scan.way.kind, scan.dtype, first, second)
-
-    def name(self, scan: Scan) -> str:
-        return f"row_{scan.way.name.removesuffix('_exclusive')}"
+    def name(self, way: ScanWay) -> str:
+        return f"row_{way.name.removesuffix('_exclusive')}"
 
     def starts(self, row_pass: RowPass) -> list[str]:
         """The statements that make what lies behind the row's end count for nothing."""
@@ -60,31 +56,76 @@ class Scans(Part):
         lines: list[str] = []
         for scan in row_pass.scans:
             place = self.vectors.kept_at(f"{scan.result}_kept", False)
-            inner = each_line([f"{place} = {start_of(scan.way.kind, scan.dtype)};"], "j", self.plan.tile.vector)
+            way = scan.way
+            start = (
+                self.words.argument(Number(way.rest, f32))
+                if isinstance(way, Largest)
+                else start_of(way.kind, scan.dtype)
+            )
+            inner = each_line([f"{place} = {start};"], "j", self.plan.tile.vector)
             lines += each_line(inner, "v", self.plan.tile.per_thread)
         return lines
 
     def results(self, row_pass: RowPass) -> list[str]:
         return [line for scan in row_pass.scans for line in self.made(scan)]
 
+    def largest(self, scan: Scan, way: Largest) -> list[str]:
+        """The row's largest, of what the pass has left in the places of its results: the least of them is found bit by
+        bit from the highest on, each by a sum over the row of what reaches the number so far."""
+        assert scan.limit is not None
+        tile, at = self.plan.tile, self.vectors.kept_at(f"{scan.result}_kept", False)
+        by_sum = way.by == "sum"
+        number, found, weight, rest = "__uint_as_float({0})", "__uint_as_float(bits)", at, "0.0f"
+        if not by_sum:
+            self.words.functions.add("number_in_order")
+            number, weight, rest = "number_in_order({0})", "1.0f", self.words.noted("-INFINITY")
+            found = f"bits == 0u ? {rest} : number_in_order(bits)"  # where there are no more than are to be kept, all
+        slots = ""
+        if self.plan.slots:  # by turns: who reads one may meet who writes the other
+            slots = f", step % 2 == 0 ? part[{scan.slot}] : part[{scan.slot + 1}]"
+
+        def each(line: str) -> list[str]:
+            return each_line(each_line([line], "j", tile.vector), "v", tile.per_thread)
+
+        return [
+            f"{{  // {scan.result}",
+            f"  unsigned bits = 0;  // {'' if by_sum else 'in the order of numbers, '}of the smallest one that is kept",
+            "  #pragma unroll 1",
+            f"  for (int step = {way.steps - 1}; step >= 0; --step) {{",
+            f"    const float least = {number.format('bits | 1u << step')};",
+            f"    float reach = 0.0f;  // {'the sum' if by_sum else 'the count'} of what is as large",
+            *(f"    {line}" for line in each(f"reach += {at} >= least ? {weight} : 0.0f;")),
+            f"    if (row_sum(reach{slots}) >= {self.words.argument(scan.limit)}) bits |= 1u << step;",
+            "  }",
+            f"  const float least = {found};",
+            *(f"  {line}" for line in each(f"{at} = {at} >= least ? {at} : {rest};")),
+            "}",
+        ]
+
     def made(self, scan: Scan) -> list[str]:
         """One scan, of what the pass has left in the places of its results."""
+        if isinstance(scan.way, Largest):
+            return self.largest(scan, scan.way)
+        return self.running(scan, scan.way)
+
+    def running(self, scan: Scan, way: ScanWay) -> list[str]:
+        """A running sum or product."""
         tile, ctype = self.plan.tile, VALUE_TYPES[scan.dtype]
         place = self.vectors.kept_at(f"{scan.result}_kept", False)
-        if scan.way.exclusive:
+        if way.exclusive:
             element = [f"const {ctype} own = {place};", f"{place} = so_far;",
-                       f"so_far = {self.both(scan, 'so_far', 'own')};"]  # fmt: skip
+                       f"so_far = {combined(way.kind, scan.dtype, 'so_far', 'own')};"]  # fmt: skip
         else:
-            element = [f"so_far = {self.both(scan, 'so_far', place)};", f"{place} = so_far;"]
-        turn = [f"{ctype} so_far = {start_of(scan.way.kind, scan.dtype)};"]
-        turn += [*self.elements(element, scan.way.reverse), "before[v] = so_far;"]
+            element = [f"so_far = {combined(way.kind, scan.dtype, 'so_far', place)};", f"{place} = so_far;"]
+        turn = [f"{ctype} so_far = {start_of(way.kind, scan.dtype)};"]
+        turn += [*self.elements(element, way.reverse), "before[v] = so_far;"]
         warps = tile.row_threads // self.plan.target.warp
         lines = [f"{ctype} before[{tile.per_thread}];  // each of the thread's vectors; first what these make"]
         if warps > 1:
             lines.append(f"__shared__ {ctype} parts[{tile.per_thread * warps}];  // of all warps, in every turn")
         lines += each_line(turn, "v", tile.per_thread)
-        lines.append(f"{self.name(scan)}(before{', parts' * (warps > 1)});")
-        whole = each_line([f"{place} = {self.both(scan, 'before[v]', place)};"], "j", tile.vector)
+        lines.append(f"{self.name(way)}(before{', parts' * (warps > 1)});")
+        whole = each_line([f"{place} = {combined(way.kind, scan.dtype, 'before[v]', place)};"], "j", tile.vector)
         lines += each_line(whole, "v", tile.per_thread)
         return [f"{{  // {scan.result}", *(f"  {line}" for line in lines), "}"]
 
@@ -99,14 +140,15 @@ class Scans(Part):
 
     def row_scans(self) -> list[RowScan]:
         """The functions of the prelude, one a kind that the plan uses."""
-        scans = {(self.name(s), s.dtype): s for row_pass in self.plan.passes for s in row_pass.scans}
-        return [self.row_scan(scan) for scan in scans.values()]
+        every = [scan for row_pass in self.plan.passes for scan in row_pass.scans]
+        ways = {(self.name(s.way), s.dtype): s.way for s in every if isinstance(s.way, ScanWay)}
+        return [self.row_scan(way, dtype) for (_, dtype), way in ways.items()]
 
-    def row_scan(self, scan: Scan) -> RowScan:
+    def row_scan(self, way: ScanWay, dtype: DType) -> RowScan:
         tile, target = self.plan.tile, self.plan.target
         lanes = min(tile.row_threads, target.warp)
         shuffle = self.words.spelling.shuffle
-        kind, dtype, reverse = scan.way.kind, scan.dtype, scan.way.reverse
+        kind, reverse = way.kind, way.reverse
         ahead, edge = ("place + {0} < {1}", "place + {0}") if reverse else ("place >= {0}", "place - {0}")
         near = "place + 1 < {1}" if reverse else "place > 0"
         other = shuffle.format("to_here", f"{ahead.format('step', lanes)} ? {edge.format('step')} : place", lanes)
@@ -114,7 +156,7 @@ class Scans(Part):
         return RowScan(
             what=f"the {'sum' if kind == 'sum' else 'product'} of what the row has "
             f"{'behind' if reverse else 'before'} each of a thread's vectors, of which own is each one's own",
-            name=self.name(scan),
+            name=self.name(way),
             ctype=VALUE_TYPES[dtype],
             start=start_of(kind, dtype),
             to_here=f"if ({ahead.format('step', lanes)}) to_here = {combined(kind, dtype, 'other', 'to_here')};",
@@ -129,6 +171,15 @@ class Scans(Part):
             before=before,
             own=f"{near.format(1, lanes)} ? before : {start_of(kind, dtype)}",
         )
+
+
+def searches(row_pass: RowPass) -> list[Reduction]:
+    """What sums over the row a pass makes to find its largest elements, as reductions."""
+    return [
+        Reduction("sum", scan.value, (scan.result,), scan.slot)
+        for scan in row_pass.scans
+        if isinstance(scan.way, Largest)
+    ]
 
 
 def start_of(kind: ScanKind, dtype: DType) -> str:

@@ -18,6 +18,7 @@ from fusegen.emitting.rows.passes import Passes, SpelledPass
 from fusegen.emitting.rows.persistent import Persistent
 from fusegen.emitting.rows.prefetching import Prefetching
 from fusegen.emitting.rows.reducing import Reductions, RowReduce
+from fusegen.emitting.rows.scanning import searches
 from fusegen.emitting.rows.vectors import Vectors
 from fusegen.planner.model import Reduction, RowPass, RowPlan
 from fusegen.planner.pieces import PIECE_BYTES
@@ -29,7 +30,7 @@ class Speller:
     def __init__(
         self, plan: RowPlan, found: Iterable[Reduction] | None = None, pivoted: tuple[Reduction, ...] = ()
     ) -> None:
-        every = (r for row_pass in plan.passes for r in row_pass.reductions)
+        every = (r for row_pass in plan.passes for r in (*row_pass.reductions, *searches(row_pass)))
         self.plan = plan
         self.frame = Frame(plan)
         self.words = self.frame.words

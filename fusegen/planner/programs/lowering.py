@@ -295,7 +295,8 @@ class Lowering:
             raise NotOneStep(node, f"{node.operator}: a view of what runs along rows")
         source = node.inputs[0]
         argument = self.row(source, View.identity(source.shape), source.shape[-1:])
-        return replace(node, inputs=(argument,), shape=argument.shape)
+        others = [self.seen(a, View.identity(a.shape)) for a in node.inputs[1:]]
+        return replace(node, inputs=(argument, *others), shape=argument.shape)
 
     def columns(self, node: Node, view: View) -> Node:
         """A reduction over rows, which is seen as a whole."""

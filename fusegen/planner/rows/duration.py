@@ -29,9 +29,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.language.graph import Graph
+from fusegen.language.scans import Largest, ScanWay
 from fusegen.language.types import b8, bf16
 from fusegen.planner.cost import shares_read
 from fusegen.planner.model import Access, Cost, Load, RowPass, Staging, Tile, Traffic
+from fusegen.planner.parts import Scan
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, slots, words_of
 from fusegen.planner.tile import in_shared_memory
 from fusegen.planner.time import floor_us, overlapped
@@ -112,6 +114,7 @@ STEP_SLOTS = 2.0  # of a reduction across lanes
 # lanes, with its test; another warp's sum
 SCAN_SLOTS = 2.0
 SCAN_STEP_SLOTS = 4.0
+LARGEST_SLOTS = 3.0  # of each step, an element: a comparison, a choice, a sum
 SCAN_WARP_SLOTS = 4.0
 # Rows by bulk copies, whose elements are read and written one by one in shared memory
 BULK_READ_SLOTS = 5.0  # beside MOVE_SLOTS
@@ -350,7 +353,7 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     thread = instructions(graph, work)
     per_us = target.fp32_tflops * 1e6 / 2  # instructions of one lane; an fma counts for two flops
     issue_us = ISSUE_FACTOR * work.blocks * tile.threads * thread / per_us
-    reductions = sum(len(row_pass.reductions) + len(row_pass.scans) for row_pass in work.passes)
+    reductions = sum(len(row_pass.reductions) + sum(map(meetings, row_pass.scans)) for row_pass in work.passes)
     alone_us = thread * (BULK_SLOT_CYCLES if work.bulk else SLOT_CYCLES) * target.sms * target.f32_lanes / per_us
     several = max(len(access.strided) for access in work.accesses) > 1 and tile.rows_per_block > 1
     alone_us += NUMBER_US * several
@@ -405,7 +408,7 @@ def instructions(graph: Graph, work: Work) -> float:
         element += MOVE_SLOTS * (share * sum(load.when != "ahead" for load in row_pass.loads) + len(row_pass.stores))
         element += share * sum(issued.get(statement.name, 1) for statement in row_pass.body)
         element += share * sum(ONLINE_SLOTS.get(r.kind, 1) for r in row_pass.reductions)
-        element += SCAN_SLOTS * len(row_pass.scans)
+        element += sum(scan_slots(scan) for scan in row_pass.scans)
         if work.in_shared and not work.bulk:
             element += SHARED_ACCESS_SLOTS * share * (len(row_pass.takes) + len(row_pass.keeps))
     if work.bulk:
@@ -428,7 +431,10 @@ def instructions(graph: Graph, work: Work) -> float:
     element += sum(of_groups(row_pass, issued, tile) for row_pass in work.passes) / tile.vector
     dims = max(1, *(len(a.strided) for a in work.accesses))
     thread = THREAD_SLOTS + reductions * (STEP_SLOTS * steps + 20) + DIVISION_SLOTS * (dims - 1)
-    scans = sum(len(row_pass.scans) for row_pass in work.passes)
+    every = [scan for row_pass in work.passes for scan in row_pass.scans]
+    searched = sum(scan.way.steps for scan in every if isinstance(scan.way, Largest))
+    thread += searched * (STEP_SLOTS * steps + 20)
+    scans = sum(isinstance(scan.way, ScanWay) for scan in every)
     if scans:  # each turn of vectors goes through the lanes, then past all warps
         lanes = math.log2(min(tile.threads_per_row, WARP))
         thread += scans * tile.per_thread * (SCAN_STEP_SLOTS * (lanes + 1) + SCAN_WARP_SLOTS * tile.row_threads / WARP)
@@ -450,6 +456,16 @@ def instructions(graph: Graph, work: Work) -> float:
     if work.ragged and tile.vector > 1:  # turns that lie behind the row's end are passed over
         taken = min(taken, math.ceil(graph.cols / (tile.threads_per_row * tile.col_tiles)))
     return thread + element * taken
+
+
+def scan_slots(scan: Scan) -> float:
+    """Instructions of an element for what is made of it and others of its row."""
+    return LARGEST_SLOTS * scan.way.steps if isinstance(scan.way, Largest) else SCAN_SLOTS
+
+
+def meetings(scan: Scan) -> int:
+    """How often all threads of a row wait for each other."""
+    return scan.way.steps if isinstance(scan.way, Largest) else 1
 
 
 def of_groups(row_pass: RowPass, issued: Mapping[str, float], tile: Tile) -> float:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusegen.language.graph import Graph
+from fusegen.language.scans import SCANS, Largest
 from fusegen.planner.cost import rereads_hit
 from fusegen.planner.matching import (
     NoMatch,
@@ -132,17 +133,24 @@ def group_lanes(graph: Graph, vector: int) -> int:
 
 
 def scanning(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
-    """Rows with running sums, which a block holds in its registers."""
+    """Rows with running sums, which a block holds in its registers; or a cluster of blocks, where the largest elements
+    alone are asked for, which have no order."""
+    running = [node for node in graph.scans if not isinstance(SCANS[node.op.name], Largest)]
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
         values = schedule(graph, draft.accesses, "values", by_vectors=True)
         for per_row in row_threads_tried(draft):
-            yield from in_registers(draft, values, tile_of(draft, per_row))
+            alone = tile_of(draft, per_row)
+            several = per_row >= STREAMING_BLOCK_THREADS and not running
+            for tile in (alone, *(clusters(draft, values, alone) if several else ())):
+                yield from in_registers(draft, values, tile)
     most = min(MOST_HELD_ELEMENTS, MOST_VECTORS * max(vector_widths(graph, layout))) * target.threads_per_block
+    most *= 1 if running else target.max_cluster
     if graph.cols > most:
-        first = graph.scans[0]
+        first = (running or graph.scans)[0]
+        who = "block" if running or target.max_cluster == 1 else "cluster of blocks"
         raise NoMatch(
-            f"{first.operator} at {first.where} runs along rows of {graph.cols}, and the registers of a block hold at "
+            f"{first.operator} at {first.where} runs along rows of {graph.cols}, and the registers of a {who} hold at "
             f"most {most} elements"
         )
 

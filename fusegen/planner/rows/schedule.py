@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Extent, Graph, Kind, Node, whole_rows
 from fusegen.language.naming import value_names
-from fusegen.language.scans import SCANS
+from fusegen.language.scans import SCANS, Largest
 from fusegen.planner.limits import Limit, common_limit, limits, masked_values
 from fusegen.planner.model import (
     Access,
@@ -179,7 +179,7 @@ class Scheduler:
             if pair := self.pair_of.get(node):
                 level[node] = level[pair.first]
             elif node.op.kind in (Kind.REDUCE, Kind.SCAN):
-                level[node] = level[node.inputs[0]] + 1
+                level[node] = max(level[a] for a in node.inputs) + 1
             else:
                 level[node] = max((level[a] for a in node.inputs), default=0)
         return level
@@ -322,9 +322,11 @@ class Scheduler:
             later = set().union(*taken[number + 1 :]) if number + 1 < count else set()
             reductions = self.reductions_of(number, slots)
             slots += sum(len(r.results) + (r.kind == "welford") for r in reductions)
+            first_slot, slots = slots, slots + 2 * sum(n.op.name.startswith("largest") for n in self.scanned(number))
             # a pass takes up an element's old values before it keeps new ones, so a place may change hands within it
             layout.release(self.names[n] for n in taken[number] if n not in later)
-            passes.append(self.row_pass(number, computed[number], taken[number], later, reductions, order, layout))
+            parts = computed[number], taken[number], later
+            passes.append(self.row_pass(number, *parts, reductions, order, layout, first_slot))
         kept = {n: None for n in self.graph.nodes if any(n in t for t in taken)}
         return Schedule(
             passes=tuple(passes),
@@ -396,7 +398,7 @@ class Scheduler:
 
     def row_pass(
         self, number: int, compute: set[Node], take: set[Node], later: set[Node], reductions: tuple[Reduction, ...],
-        order: Mapping[Node, int], layout: SharedLayout,
+        order: Mapping[Node, int], layout: SharedLayout, slot: int,
     ) -> RowPass:  # fmt: skip
         steps, stage = self.group_steps(sorted(compute, key=order.__getitem__), number)
         nodes = sorted(compute | take, key=lambda node: (stage.get(node, 0), order[node]))
@@ -424,7 +426,11 @@ class Scheduler:
                 loads.append(self.load(node))
         scans = []
         for node in self.scanned(number):
-            scan = Scan(SCANS[node.op.name], self.names[node.inputs[0]], self.names[node], node.dtype)
+            way, limit = SCANS[node.op.name], None
+            if isinstance(way, Largest):
+                limit, slot = argument(node.inputs[1], self.graph), slot + 2
+            names = self.names[node.inputs[0]], self.names[node]
+            scan = Scan(way, *names, node.dtype, limit, slot - 2 if limit else 0)
             layout.claim(scan.result, node.dtype.bytes, False)
             scans.append(scan)
         stores = tuple(
