@@ -325,7 +325,9 @@ class Passes(Part):
                 behind += [line for r in step.reductions for line in self.reductions.group_results(r, step.size)]
                 behind += self.words.statements(step.body) + [self.group_write(s, step.size) for s in step.stores]
                 body = replace(body, reductions=(*body.reductions, *step.reductions))
-            yield Stage(tuple(before), tuple(self.elements.body(body, ahead)), tuple(behind))
+            lines = tuple(self.elements.body(body, ahead))
+            if lines or step is not None:  # nothing may be left behind the last groups
+                yield Stage(tuple(before), lines, tuple(behind))
 
     def group_write(self, store: Store, size: int) -> str:
         place = f"{self.frame.pointer(store.access)}[{self.frame.group_place(store.access)}]"
