@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fusegen.emitting.dialect import ZEROS, Dialect
-from fusegen.planner.parts import Body, ColumnPart, Keep, Load, Reduction, Store
+from fusegen.language.scans import Sorted
+from fusegen.planner.parts import Body, ColumnPart, Keep, Load, Reduction, Scan, Store
 
 
 def none(part: Load | Keep | Reduction | ColumnPart | Store) -> str:
@@ -31,6 +32,12 @@ def found(load: Load, text: str) -> str:
     return f"{load.access.name}_found ? {text} : {ZEROS[load.dtype]}" if load.access.gathered else text
 
 
+def entered(scan: Scan) -> str:
+    """An element as its place holds it before the scan: where that will be a column, by its bits."""
+    bits = isinstance(scan.way, Sorted) and scan.dtype is not scan.source
+    return f"__float_as_int({scan.value})" if bits else scan.value
+
+
 def element_lines(body: Body, at: Element, words: Dialect) -> list[str]:
     """Everything that is made of one element: read, computed, kept, reduced and written."""
     reads = [(load, text) for load in body.loads if (text := at.read(load))]
@@ -38,6 +45,6 @@ def element_lines(body: Body, at: Element, words: Dialect) -> list[str]:
     lines += [words.define(keep.value, keep.dtype, at.kept(keep)) for keep in body.takes]
     lines += words.statements(body.body, at.col)
     lines += [f"{at.kept(keep)} = {keep.value};" for keep in body.keeps]
-    lines += [f"{at.kept(scan.keep)} = {scan.value};" for scan in body.scans]
+    lines += [f"{at.kept(scan.keep)} = {entered(scan)};" for scan in body.scans]
     lines += [*map(at.reduce, body.reductions), *map(at.part, body.parts)]
     return [*lines, *map(at.write, body.stores)]

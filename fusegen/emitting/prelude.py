@@ -116,6 +116,12 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
         "the number whose place among all numbers is x; NaN of what is below and above all of them",
         ("return __uint_as_float(x >> 31 ? x ^ 0x80000000u : ~x);",), (), "unsigned x",
     ),
+    "place_in_order": Special(
+        "the place of x among all numbers: its bits, in their order; NaN is the last",
+        ("const unsigned bits = __float_as_uint(x);",
+         "const unsigned place = bits >> 31 ? ~bits : bits | 0x80000000u;",
+         "return x != x ? 0xffffffffu : x == 0.0f ? 0x80000000u : place;"), (), "float x", "unsigned",
+    ),
     "nearest_int": Special(
         "x, or the nearest int of what is beyond them",
         ("const long long least = -2147483648LL, most = 2147483647LL;",

@@ -1,4 +1,4 @@
-"""What keeping a row's largest elements means, in numpy: functions that a chain's reference calls, and their text."""
+"""What keeping a row's largest elements, and sorting it, means in numpy: functions that references call, their text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from fusegen.language.scans import SORTED
 
 
 def kept_by_sum(x: Any, limit: Any) -> Any:
@@ -30,9 +32,17 @@ def kept_by_count(x: Any, count: Any) -> Any:
     return np.where((x >= least) & (count > 0), x, -np.inf)
 
 
+def order_of(x: Any, descending: Any) -> Any:
+    """The columns of each row's elements in order; equals by their columns, and NaN above every number."""
+    if descending:
+        nan = np.isnan(x)
+        return np.lexsort((-np.where(nan, 0, x).astype(np.float64), ~nan))
+    return np.argsort(x, -1, kind="stable")
+
+
 def source_of(name: str) -> str:
     """The text of one of them, as it stands above, without its types: it runs on numpy alone."""
     functions: dict[str, Callable[..., Any]] = {
-        "largest_by_sum": kept_by_sum, "largest_by_count": kept_by_count,
+        **{way.name: order_of for way in SORTED}, "largest_by_sum": kept_by_sum, "largest_by_count": kept_by_count,
     }  # fmt: skip
     return inspect.getsource(functions[name]).replace(": Any", "").replace(" -> Any", "")

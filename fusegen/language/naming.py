@@ -42,7 +42,7 @@ FRAME = (
     copy_misaligned head_of load_block load_kept_block load_shifted store_block store_row head edge in_remainder
     remainder_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival away
     place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left leave_packed memcpy unknown
-    top_columns take bare rows_at rows_put take_at kept_by_sum kept_by_count flat_index low_word high_word
+    top_columns take bare rows_at rows_put take_at kept_by_sum kept_by_count order_of flat_index low_word high_word
     philox4x32 group_sum group_max group_min group_sum_i32 group_max_i32 group_min_i32""".split()  # noqa: SIM905
     )
     | {name for dtype in F8 for name in (f"to_{dtype}", f"{dtype}_value")}

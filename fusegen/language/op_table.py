@@ -15,7 +15,7 @@ from typing import Any
 
 from fusegen.language.graph import OPS as OPS
 from fusegen.language.graph import Kind, Op
-from fusegen.language.scans import WAYS
+from fusegen.language.scans import SORTED, WAYS
 from fusegen.language.types import (
     F8,
     DType,
@@ -286,6 +286,10 @@ for _way in WAYS:
                         init="0.0f" if _way.kind == "sum" else "1.0f", slots=3, forms={i32: (
                             _way.text("np.int32"), "{0} + {1}" if _way.kind == "sum" else "{0} * {1}")})  # fmt: skip
 
+for _sorted in SORTED:
+    OPS[_sorted.name] = Op(_sorted.name, Kind.SCAN, 1, _sorted.text(), "",
+                           f"{_sorted.what} of the row in {'descending' if _sorted.descending else 'ascending'} order",
+                           slots=64, result=i32 if _sorted.what == "columns" else None)  # fmt: skip
 for _what, _doc in (("sum", "as few as sum up to a limit, else 0"), ("count", "so many of them, else -inf")):
     OPS[f"largest_by_{_what}"] = Op(f"largest_by_{_what}", Kind.SCAN, 2, f"kept_by_{_what}({{0}}, {{1}})", "",
                                     f"x where it is among its row's largest: {_doc}", takes="float",

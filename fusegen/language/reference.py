@@ -92,12 +92,12 @@ def selection_helpers(graph: Graph) -> list[str]:
 
 
 def largest_helpers(graph: Graph) -> list[str]:
-    names = dict.fromkeys(n.op.name for n in graph.scans if n.op.name.startswith("largest"))
+    names = dict.fromkeys(n.op.name for n in graph.scans if n.op.name.startswith(("largest", "sorted")))
     if not names:
         return []
     from fusegen.language.largest import source_of  # imports numpy, which tracing a spec does without
 
-    return ["\n\n" + source_of(name).rstrip("\n") for name in names]
+    return list(dict.fromkeys("\n\n" + source_of(name).rstrip("\n") for name in names))
 
 
 def gathering_helpers(graph: Graph) -> list[str]:

@@ -75,8 +75,34 @@ class Largest:
         return 0.0 if self.by == "sum" else -math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """A row's elements in ascending or descending order, or the columns they come from; equals by their columns, lower
+    first. NaN is larger than every number."""
+
+    what: Literal["values", "columns"]
+    descending: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of the op."""
+        return f"sorted_{self.what}{'_descending' * self.descending}"
+
+    def text(self) -> str:
+        """The meaning, as numpy text of {0}."""
+        order = f"order_of({{0}}, {self.descending})"
+        return f"{order}.astype(np.int32)" if self.what == "columns" else f"np.take_along_axis({{0}}, {order}, -1)"
+
+    @property
+    def torch_text(self) -> str:
+        given = f"torch.sort({{0}}, -1, {self.descending}, stable=True)"
+        return f"{given}.indices.to(torch.int32)" if self.what == "columns" else f"{given}.values"
+
+
+Way = ScanWay | Largest | Sorted
 WAYS = tuple(ScanWay(kind, exclusive, reverse) for kind in ("sum", "prod") for exclusive in (False, True)
              for reverse in (False, True))  # fmt: skip
 LARGEST = (Largest("sum"), Largest("count"))
-EVERY: tuple[ScanWay | Largest, ...] = (*WAYS, *LARGEST)
-SCANS: Mapping[str, ScanWay | Largest] = {way.name: way for way in EVERY}
+SORTED = tuple(Sorted(what, descending) for what in ("values", "columns") for descending in (False, True))
+EVERY: tuple[Way, ...] = (*WAYS, *LARGEST, *SORTED)
+SCANS: Mapping[str, Way] = {way.name: way for way in EVERY}

@@ -24,7 +24,7 @@ from fusegen.errors import Where
 from fusegen.language import ops
 from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, plain
 from fusegen.language.naming import value_names
-from fusegen.language.scans import WAYS
+from fusegen.language.scans import SORTED, WAYS
 from fusegen.language.trace import OPS, Value, tracing
 from fusegen.language.types import F8, Dim, DType, f32, i4, i8, i32, size_of, u4, u8
 
@@ -66,7 +66,7 @@ TEXTS: Mapping[str, str] = {
     **{f"to_{d}": f"{{0}}.round().clamp({d.least:.0f}, {d.largest:.0f}).to(torch.int32)" for d in (i8, u8, i4, u4)},
     "sum": "torch.sum({0}, -1, keepdim=True)", "max": "torch.amax({0}, -1, keepdim=True)",
     "prod": "torch.prod({0}, -1, keepdim=True)", "min": "torch.amin({0}, -1, keepdim=True)",
-    **{way.name: way.torch_text for way in WAYS},
+    **{way.name: way.torch_text for way in WAYS}, **{way.name: way.torch_text for way in SORTED},
     "largest_by_sum": "torch.zeros_like({0}).scatter(-1, (s := torch.sort({0}, -1, True)).indices, "
     "torch.where(s.values.cumsum(-1) - s.values < {1}, s.values, 0.0))",
     "largest_by_count": "torch.where({0}.argsort(-1, True).argsort(-1) < {1}, {0}, -torch.inf)",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fusegen.language.graph import Op
-from fusegen.language.scans import Largest, ScanWay
+from fusegen.language.scans import Way as ScannedWay
 from fusegen.language.types import DType, Shape, f32
 from fusegen.planner.ways import OneByOne, Streaming, Way
 
@@ -313,12 +313,14 @@ class Scan:
     Of the row's largest: as far as `limit`, found by sums over the row. Two places of the shared array for partial
     results carry these by turns, from `slot` on."""
 
-    way: ScanWay | Largest
+    way: ScannedWay
     value: str
     result: str
     dtype: DType = f32  # f32 or i32
     limit: Argument | None = None
     slot: int = 0
+    source: DType = f32  # of the element value
+    places: int = 0  # of a sort: the row's length, up to a power of 2
 
     @property
     def keep(self) -> Keep:

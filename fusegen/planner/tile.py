@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fusegen.language.scans import ScanWay
+from fusegen.language.scans import ScanWay, Sorted
 from fusegen.planner.parts import Access, RowPass
 
 Staging = Literal[
@@ -105,6 +105,9 @@ def prefetched(passes: Iterable[RowPass]) -> tuple[Access, ...]:
     return tuple({load.access.tensor: load.access for load in loads}.values())
 
 
+SORTED_BYTES = 8  # of a place in shared memory: an element's bits in order, and its column
+
+
 def partial_bytes(tile: Tile, warp: int, slots: int, persistent: bool) -> int:
     """Of the shared array that carries partial results across warps; a block that takes rows in turn has two."""
     return 4 * slots * tile.parts_per_row(warp) * (2 if persistent else 1)
@@ -114,7 +117,14 @@ def scanned_bytes(passes: Iterable[RowPass], tile: Tile, warp: int) -> int:
     """Of the shared arrays in which running sums come from warp to warp, one for each vector of a thread."""
     warps = tile.row_threads // warp
     running = sum(isinstance(scan.way, ScanWay) for row_pass in passes for scan in row_pass.scans)
-    return 4 * tile.per_thread * warps * running if warps > 1 else 0
+    parts = 4 * tile.per_thread * warps * running if warps > 1 else 0
+    return parts + tile.rows_per_block * sum(SORTED_BYTES * places for *_, places in sorts(passes))
+
+
+def sorts(passes: Iterable[RowPass]) -> frozenset[tuple[str, bool, int]]:
+    """What is sorted, which way, in how many places: values and columns by one sort."""
+    scans = (scan for row_pass in passes for scan in row_pass.scans)
+    return frozenset((s.value, s.way.descending, s.places) for s in scans if isinstance(s.way, Sorted))
 
 
 def prefetched_bytes(passes: Iterable[RowPass], cols: int) -> int:

@@ -41,7 +41,7 @@ import numpy as np
 
 from fusegen.language.graph import Kind, Node
 from fusegen.language.naming import value_names
-from fusegen.language.scans import Largest
+from fusegen.language.scans import Largest, ScanWay
 from fusegen.language.types import DType, f32, size_of
 from fusegen.planner.attention.parts import AttentionPlan
 from fusegen.planner.columns.plan import ColumnsPlan, ColumnTile
@@ -147,7 +147,7 @@ def accumulations(plan: Plan) -> Mapping[Node, How]:
         if isinstance(scan.way, Largest):
             lanes = math.ceil(math.log2(tile.threads_per_row))
             serial = tile.per_thread * tile.vector
-        kind = "sum" if isinstance(scan.way, Largest) else scan.way.kind
+        kind = scan.way.kind if isinstance(scan.way, ScanWay) else "sum"
         found[nodes[scan.result]] = Accumulation(kind, True, serial, levels=lanes, vector=tile.vector)
     for step in (step for row_pass in plan.passes for step in row_pass.groups):
         for reduction in step.reductions:

@@ -32,7 +32,7 @@ from fusegen.language.graph import CASTS, OPS, Graph, Kind, Node, Op, plain
 from fusegen.language.ordering import MASKED, signs_of
 from fusegen.language.philox import flat_index, high_word, low_word, philox
 from fusegen.language.reference import PLACES
-from fusegen.language.scans import SCANS, ScanWay
+from fusegen.language.scans import SCANS, ScanWay, Sorted
 from fusegen.language.selection import bare
 from fusegen.language.sizes import measured
 from fusegen.language.types import F8, b8, f4e2m1, f32, i32, i64, size_of
@@ -55,7 +55,7 @@ from fusegen.validation.carried import (
     exponentials,
 )
 from fusegen.validation.columns import chosen_columns, missing_places, taken
-from fusegen.validation.largest import largest_kept
+from fusegen.validation.largest import in_order, largest_kept
 from fusegen.validation.products import factor_error, product_error, unless_too_large, whole_error
 from fusegen.validation.rearranged import joined, looked_up, unpacked, viewed
 from fusegen.validation.regrouped import columns_of_groups, rows_of_parts, spread_out
@@ -224,6 +224,8 @@ def step(
         return reduction(node, args[0], how if isinstance(how, Accumulation | CarriedSum) else None, table)
     if node.op.kind is Kind.SCAN:
         own = how if isinstance(how, Accumulation) else None
+        if isinstance(SCANS[node.op.name], Sorted):
+            return in_order(node, args[0])
         return largest_kept(node, args[0], args[1], own) if len(args) > 1 else scanned(node, args[0], own)
     if node.dtype is i32 and node.op.name not in RULES:
         return whole(node, args)

@@ -1,4 +1,4 @@
-"""Errors of a row's largest elements: which ones the errors of what they are chosen from leave in doubt.
+"""Errors of a row's order and of its largest elements: what the errors of the elements themselves leave in doubt.
 
 An element is kept where those larger than it sum up to less than the limit, or are fewer. How much that can be, and how
 little, follows from the elements' own errors: others are surely larger where all that they can be is, and perhaps where
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from fusegen.language.graph import Node
-from fusegen.language.largest import kept_by_count, kept_by_sum
+from fusegen.language.largest import kept_by_count, kept_by_sum, order_of
+from fusegen.language.scans import SCANS, Sorted
 from fusegen.validation.accumulation import Accumulation
-from fusegen.validation.bounded import Bounded
+from fusegen.validation.bounded import Bounded, gap
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -44,6 +45,31 @@ def largest_kept(node: Node, x: Bounded, limit: Bounded, how: Accumulation | Non
     doubt = np.abs(x.value) + error if by_sum else np.full(value.shape, np.inf)
     found = np.where(out, 0.0, np.where(kept, error, doubt))
     return Bounded(value, np.where(np.isnan(found), np.inf, found))
+
+
+@np.errstate(all="ignore")
+def in_order(node: Node, x: Bounded) -> Bounded:
+    """A row sorted: a place's value lies between those that all lowest and all highest numbers have there; a column is
+    sure where nothing else may be equal, or where all is exact."""
+    way = SCANS[node.op.name]
+    assert isinstance(way, Sorted)
+    order = order_of(x.value, way.descending)
+    error = np.broadcast_to(x.error, x.value.shape)
+    if way.what == "values":
+        ends = (np.take_along_axis(end, order_of(end, way.descending), -1) for end in (x.low, x.high))
+        value = np.take_along_axis(x.value, order, -1)
+        off = np.maximum(*(gap(end, value) for end in ends))
+        return Bounded(value, np.where(np.isnan(off), np.inf, off) if np.any(error > 0) else np.zeros(value.shape))
+    if not np.any(error > 0):
+        return Bounded(order.astype(np.int32), np.zeros(order.shape))
+    sign = -1.0 if way.descending else 1.0
+    value, spread = sign * np.take_along_axis(x.value, order, -1), np.take_along_axis(error, order, -1)
+    before = np.maximum.accumulate(value + spread, -1)[..., :-1]
+    behind = np.minimum.accumulate((value - spread)[..., ::-1], -1)[..., ::-1][..., 1:]
+    sure = np.ones(order.shape, bool)
+    sure[..., 1:] &= before < (value - spread)[..., 1:]
+    sure[..., :-1] &= behind > (value + spread)[..., :-1]
+    return Bounded(order.astype(np.int32), np.where(sure, 0.0, np.inf))
 
 
 def beyond(numbers: Array, weights: Array, marks: Array) -> Array:

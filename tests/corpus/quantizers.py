@@ -15,23 +15,27 @@ def static_scaled_fp8_quant(x: bf16[M, N], scale: f32[1]) -> f8e4m3[M, N]:
 
 @case(M=6, N=64)
 def dynamic_per_token_fp8(x: bf16[M, N]) -> tuple[f8e4m3[M, N], f32[M, 1]]:
-    return F.quantize(x, f8e4m3)
+    values, scale = F.quantize(x, f8e4m3)
+    return values, scale
 
 
 @case(M=6, N=64)
 def dynamic_per_tensor_fp8(x: bf16[M, N]) -> tuple[f8e4m3[M, N], f32[1, 1]]:
-    return F.quantize(x, f8e4m3, per="tensor")
+    values, scale = F.quantize(x, f8e4m3, per="tensor")
+    return values, scale
 
 
 @case(M=6, N=256)
 def per_token_group_fp8(x: bf16[M, N]) -> tuple[f8e4m3[M, N], f32[M, N // 128]]:
     """SGLang."""
-    return F.quantize(x, f8e4m3, per="block")
+    values, scale = F.quantize(x, f8e4m3, per="block")
+    return values, scale
 
 
 @case(M=6, N=64)
 def dynamic_int8(x: bf16[M, N]) -> tuple[i8[M, N], f32[M, 1]]:
-    return F.quantize(x, i8)
+    values, scale = F.quantize(x, i8)
+    return values, scale
 
 
 @case(M=6, N=64)
@@ -44,7 +48,8 @@ def asymmetric_u8(x: f32[M, N]) -> tuple[u8[M, N], f32[M, 1], i32[M, 1]]:
 
 @case(M=6, N=64)
 def rms_norm_dynamic_fp8(x: bf16[M, N], weight: bf16[N]) -> tuple[f8e4m3[M, N], f32[M, 1]]:
-    return F.quantize(F.rmsnorm(x, weight), f8e4m3)
+    values, scale = F.quantize(F.rmsnorm(x, weight), f8e4m3)
+    return values, scale
 
 
 @case(M=6, N=64)
@@ -55,7 +60,8 @@ def silu_mul_fp8(x: bf16[M, 2 * N], scale: f32[1]) -> f8e4m3[M, N]:
 
 @case(M=6, N=64)
 def smooth_quant(x: f16[M, N], smooth: f16[N]) -> tuple[i8[M, N], f32[M, 1]]:
-    return F.quantize(x / smooth, i8)
+    values, scale = F.quantize(x / smooth, i8)
+    return values, scale
 
 
 @case(M=6, N=64)

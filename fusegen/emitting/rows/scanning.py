@@ -13,7 +13,7 @@ from fusegen.emitting.dialect import VALUE_TYPES
 from fusegen.emitting.loops import each_line
 from fusegen.emitting.rows.frame import Frame, Part
 from fusegen.emitting.rows.vectors import Vectors
-from fusegen.language.scans import Largest, ScanKind, ScanWay
+from fusegen.language.scans import Largest, ScanKind, ScanWay, Sorted
 from fusegen.language.types import DType, f32, i32
 from fusegen.planner.parts import Number, Reduction, RowPass, Scan
 
@@ -57,17 +57,74 @@ class Scans(Part):
         for scan in row_pass.scans:
             place = self.vectors.kept_at(f"{scan.result}_kept", False)
             way = scan.way
-            start = (
-                self.words.argument(Number(way.rest, f32))
-                if isinstance(way, Largest)
-                else start_of(way.kind, scan.dtype)
-            )
+            if isinstance(way, Sorted):  # which knows the row's length
+                continue
+            rest = self.words.argument(Number(way.rest, f32)) if isinstance(way, Largest) else ""
+            start = start_of(way.kind, scan.dtype) if isinstance(way, ScanWay) else rest
             inner = each_line([f"{place} = {start};"], "j", self.plan.tile.vector)
             lines += each_line(inner, "v", self.plan.tile.per_thread)
         return lines
 
     def results(self, row_pass: RowPass) -> list[str]:
-        return [line for scan in row_pass.scans for line in self.made(scan)]
+        together: dict[tuple[str, bool], list[Scan]] = {}
+        lines: list[str] = []
+        for scan in row_pass.scans:
+            if isinstance(scan.way, Sorted):
+                together.setdefault((scan.value, scan.way.descending), []).append(scan)
+            else:
+                lines += self.made(scan)
+        return [*lines, *(line for (_, down), scans in together.items() for line in self.sorted(scans, down))]
+
+    def sorted(self, scans: list[Scan], descending: bool) -> list[str]:
+        """A row in order, by a bitonic sort in shared memory (Batcher 1968) of keys with their columns behind them,
+        which makes it stable: the values, the columns, or both."""
+        tile, scan = self.plan.tile, scans[0]
+        threads, lane = (self.frame.row_threads, "lane") if tile.threads_per_row > 1 else ("1", "0")
+        own = f" + ({self.frame.row_in_block()}) * {scan.places}" if tile.rows_per_block > 1 else ""
+        here = f"{self.vectors.kept_at(f'{scan.result}_kept', False)}"
+        value = f"__int_as_float({here})" if scan.dtype is not scan.source else here
+        flip = "~" if descending else ""
+        if scan.source is i32:
+            key, back = f"(static_cast<unsigned>({here}) ^ 0x80000000u)", "static_cast<int>({0} ^ 0x80000000u)"
+        else:
+            self.words.functions.update(("place_in_order", "number_in_order"))
+            key, back = f"place_in_order({value})", "number_in_order({0})"
+        col = "col + j" if tile.vector > 1 else "col"
+        cols = self.frame.row_size
+
+        def each(line: str) -> list[str]:
+            inner = each_line([f"if ({col} < {cols}) {line}"], "j", tile.vector)
+            lines = each_line([f"const int col = {self.frame.col()};", *inner], "v", tile.per_thread)
+            return lines if tile.per_thread > 1 else ["{", *(f"  {line}" for line in lines), "}"]
+
+        lines = [
+            f"__shared__ unsigned long long in_order[{scan.places * tile.rows_per_block}];  // a key and its column",
+            f"unsigned long long* const own = in_order{own};",
+            *each(f"own[{col}] = static_cast<unsigned long long>({flip}{key}) << 32 | ({col});"),
+            f"for (int i = {cols} + {lane}; i < {scan.places}; i += {threads}) own[i] = ~0ull;",
+            self.words.spelling.barrier,
+            "#pragma unroll 1",
+            f"for (int size = 2; size <= {scan.places}; size *= 2) {{  // runs of so many, up and down by turns",
+            "  #pragma unroll 1",
+            "  for (int step = size / 2; step > 0; step /= 2) {",
+            f"    for (int pair = {lane}; pair < {scan.places // 2}; pair += {threads}) {{",
+            "      const int low = 2 * pair - (pair & (step - 1)), high = low + step;",
+            "      const unsigned long long one = own[low], other = own[high];",
+            "      if ((one > other) == ((low & size) == 0)) own[low] = other, own[high] = one;",
+            "    }",
+            f"    {self.words.spelling.barrier}",
+            "  }",
+            "}",
+        ]
+        for made in scans:
+            place = self.vectors.kept_at(f"{made.result}_kept", False)
+            bits = f"static_cast<unsigned>(own[{col}] >> 32)"
+            text = back.format(f"({flip}{bits})" if flip else bits)
+            if isinstance(made.way, Sorted) and made.way.what == "columns":
+                text = f"static_cast<int>(own[{col}])"
+            lines += each(f"{place} = {text};")
+        names = ", ".join(made.result for made in scans)
+        return [f"{{  // {names}", *(f"  {line}" for line in lines), "}"]
 
     def largest(self, scan: Scan, way: Largest) -> list[str]:
         """The row's largest, of what the pass has left in the places of its results: the least of them is found bit by
@@ -106,6 +163,7 @@ class Scans(Part):
         """One scan, of what the pass has left in the places of its results."""
         if isinstance(scan.way, Largest):
             return self.largest(scan, scan.way)
+        assert isinstance(scan.way, ScanWay)
         return self.running(scan, scan.way)
 
     def running(self, scan: Scan, way: ScanWay) -> list[str]:

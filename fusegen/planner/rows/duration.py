@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.language.graph import Graph
-from fusegen.language.scans import Largest, ScanWay
+from fusegen.language.scans import Largest, ScanWay, Sorted
 from fusegen.language.types import b8, bf16
 from fusegen.planner.cost import shares_read
 from fusegen.planner.model import Access, Cost, Load, RowPass, Staging, Tile, Traffic
@@ -114,6 +114,7 @@ STEP_SLOTS = 2.0  # of a reduction across lanes
 # lanes, with its test; another warp's sum
 SCAN_SLOTS = 2.0
 SCAN_STEP_SLOTS = 4.0
+SORTED_SLOTS = 6.0  # of each step, an element: half a comparison, and both ways to shared memory
 LARGEST_SLOTS = 3.0  # of each step, an element: a comparison, a choice, a sum
 SCAN_WARP_SLOTS = 4.0
 # Rows by bulk copies, whose elements are read and written one by one in shared memory
@@ -460,11 +461,16 @@ def instructions(graph: Graph, work: Work) -> float:
 
 def scan_slots(scan: Scan) -> float:
     """Instructions of an element for what is made of it and others of its row."""
+    if isinstance(scan.way, Sorted):
+        return SORTED_SLOTS * meetings(scan)
     return LARGEST_SLOTS * scan.way.steps if isinstance(scan.way, Largest) else SCAN_SLOTS
 
 
 def meetings(scan: Scan) -> int:
     """How often all threads of a row wait for each other."""
+    if isinstance(scan.way, Sorted):
+        rounds = scan.places.bit_length() - 1
+        return rounds * (rounds + 1) // 2
     return scan.way.steps if isinstance(scan.way, Largest) else 1
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusegen.language.graph import Graph
-from fusegen.language.scans import SCANS, Largest
+from fusegen.language.scans import SCANS, Largest, Sorted
 from fusegen.planner.cost import rereads_hit
 from fusegen.planner.matching import (
     NoMatch,
@@ -38,7 +38,7 @@ from fusegen.planner.rows.bulk_rule import bulk_draft, bulk_tiles, held_by_value
 from fusegen.planner.rows.duration import kept_words
 from fusegen.planner.rows.prefetch import prefetched, worth_prefetching
 from fusegen.planner.rows.schedule import Schedule, schedule, title_of
-from fusegen.planner.tile import in_shared_memory
+from fusegen.planner.tile import SORTED_BYTES, in_shared_memory, sorts
 from fusegen.targets.base import Target
 
 # Elements of a row that one thread holds: 64 and two blocks of 256 threads took 382 us for the LayerNorm chain at
@@ -47,6 +47,8 @@ MOST_HELD_ELEMENTS = 64
 # A guarded vector costs a branch: the LayerNorm chain at 16384 x 4097 took 191 us with 9 single elements a thread and
 # 335 with 33, where 17 in shared memory took 172.
 MOST_VECTORS = 8
+MOST_SORTED = 4096  # columns of a row
+SORTING_BYTES = 32 * 1024  # static shared memory of a sort: one of the longest rows
 SMALL_BLOCK_THREADS = 128  # threads of a block whose rows are a warp's or less: four rows of 32 threads
 WORTH_KEEPING_SHARE = 0.25  # of a row: less would rather be read again whole, by more blocks
 # Elements of a thread up to which the vectors that rows share are read before the first pass, not before the one that
@@ -143,7 +145,15 @@ def scanning(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
             alone = tile_of(draft, per_row)
             several = per_row >= STREAMING_BLOCK_THREADS and not running
             for tile in (alone, *(clusters(draft, values, alone) if several else ())):
-                yield from in_registers(draft, values, tile)
+                if (
+                    tile.rows_per_block * sum(SORTED_BYTES * places for *_, places in sorts(values.passes))
+                    <= SORTING_BYTES
+                ):
+                    yield from in_registers(draft, values, tile)
+    if (sort := next((n for n in running if isinstance(SCANS[n.op.name], Sorted)), None)) and graph.cols > MOST_SORTED:
+        raise NoMatch(
+            f"{sort.operator} at {sort.where} sorts rows of {graph.cols}, and a block sorts at most {MOST_SORTED}"
+        )
     most = min(MOST_HELD_ELEMENTS, MOST_VECTORS * max(vector_widths(graph, layout))) * target.threads_per_block
     most *= 1 if running else target.max_cluster
     if graph.cols > most:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Extent, Graph, Kind, Node, whole_rows
 from fusegen.language.naming import value_names
-from fusegen.language.scans import SCANS, Largest
+from fusegen.language.scans import SCANS, Largest, Sorted
 from fusegen.planner.limits import Limit, common_limit, limits, masked_values
 from fusegen.planner.model import (
     Access,
@@ -430,7 +430,9 @@ class Scheduler:
             if isinstance(way, Largest):
                 limit, slot = argument(node.inputs[1], self.graph), slot + 2
             names = self.names[node.inputs[0]], self.names[node]
-            scan = Scan(way, *names, node.dtype, limit, slot - 2 if limit else 0)
+            places = 1 << (self.graph.cols - 1).bit_length() if isinstance(way, Sorted) else 0
+            source = node.inputs[0].dtype
+            scan = Scan(way, *names, node.dtype, limit, slot - 2 if limit else 0, source, places)
             layout.claim(scan.result, node.dtype.bytes, False)
             scans.append(scan)
         stores = tuple(
