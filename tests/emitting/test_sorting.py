@@ -90,7 +90,7 @@ def test_validation_passes(spec: Chain) -> None:
 BROKEN = {
     "the last merge is left out": ("size <= 1024", "size < 1024"),
     "runs all go up": ("((low & size) == 0)", "true"),
-    "no barrier between steps": ("own[high] = one;\n      }\n      __syncthreads();", "own[high] = one;\n      }"),
+    "no barrier between steps": ("        }\n        __syncthreads();\n      }", "        }\n      }"),
     "columns are left out of the key": (" | (col + j)", " | (col + j > 1)"),
     "places behind the row hold what was there": ("own[i] = ~0ull", "own[i] = 0ull"),
 }
