@@ -10,7 +10,7 @@ explicit `cast`. An i32 is one of two's complement: its arithmetic is exact, mod
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral
@@ -24,7 +24,10 @@ from fusegen.language.nodes import Node as Node
 from fusegen.language.nodes import Op as Op
 from fusegen.language.nodes import Operator as Operator
 from fusegen.language.nodes import Tensor as Tensor
+from fusegen.language.nodes import behind as behind
 from fusegen.language.nodes import op_named as op_named
+from fusegen.language.nodes import plain as plain
+from fusegen.language.nodes import whole_rows as whole_rows
 from fusegen.language.sizes import Expr, at_text, dims_in
 from fusegen.language.sizes import broadcast as broadcast
 from fusegen.language.types import (
@@ -367,7 +370,18 @@ class Graph:
             return Extent.LAUNCH
         if self.products:
             return Extent.ELEMENT if tensor.shape[-1] != 1 else Extent.ROW
-        return Extent.ELEMENT if tensor.shape[-1] == self.shape[-1] else Extent.ROW
+        return Extent.ELEMENT if self.lies_along(tensor) else Extent.ROW
+
+    def lies_along(self, tensor: Tensor) -> bool:
+        """Has an operand an element for each of a row? What rows are found by has one a row, though they be of one."""
+        return tensor.shape[-1] == self.shape[-1] and not (tensor.shape[-1] == 1 and tensor.node in self.index_operands)
+
+    @cached_property
+    def index_operands(self) -> frozenset[Node]:
+        """The operands of which indices are made."""
+        places = {"gather": 1, "take_at": 1, "scatter": 1, "put": 0}
+        found = (n.inputs[places[n.op.name]] for n in (*self.gathers, *self.scatters))
+        return frozenset(n for n in behind(found) if n.op.kind is Kind.INPUT)
 
     def at(self, /, **sizes: int) -> Graph:
         """The same graph at other sizes. Raises SpecError for a name that is not a dim of the chain or a size < 1."""
@@ -471,11 +485,6 @@ class Graph:
         return (node for node in self.nodes if node in wanted)
 
 
-def whole_rows(node: Node) -> bool:
-    """Does a gather give rows of several values, which lie next to each other? Else it gives one value for an index."""
-    return node.op.name == "gather" and node.inputs[0].shape[1:][-1:] not in ((), (1,))
-
-
 def by_reach(extent: Extent) -> int:
     return extent.value
 
@@ -507,13 +516,6 @@ def shown_by(node: Node) -> Node:
     return node
 
 
-def plain(node: Node) -> bool:
-    """Is a factor an operand, as it lies in memory, transposed, or in another view?"""
-    while node.op.kind in (Kind.VIEW, Kind.TRANSPOSE):
-        (node,) = node.inputs
-    return node.op.kind is Kind.INPUT
-
-
 def has_type(node: Node) -> bool:
     """Has a factor a type of its own? One that is computed can become any."""
     return plain(node) or node.op.name in FITTED
@@ -534,30 +536,6 @@ def once_per_graph(function: Callable[[Graph], R]) -> Callable[[Graph], R]:
         return result
 
     return remembered
-
-
-def behind(nodes: Iterable[Node], until: Node | None = None) -> tuple[Node, ...]:
-    """`nodes` and everything they are computed from, arguments first, down to `until` and nothing below it.
-
-    Chains may be too long for recursion.
-    """
-    seen: dict[Node, None] = {}
-
-    def arguments(node: Node) -> Iterator[Node]:
-        return iter(() if node is until else node.inputs)
-
-    for node in nodes:
-        stack = [] if node in seen else [(node, arguments(node))]
-        while stack:
-            current, rest = stack[-1]
-            for argument in rest:
-                if argument not in seen:
-                    stack.append((argument, arguments(argument)))
-                    break
-            else:
-                seen.setdefault(current)
-                stack.pop()
-    return tuple(seen)
 
 
 # ---------------------------------------------------------------- as a table

@@ -6,7 +6,7 @@ Everything here is immutable. Nodes compare by identity, which makes them dict k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -178,3 +178,39 @@ class Extent(Enum):
     PICKED = 3  # one value for each column that the row's selection keeps
     ELEMENT = 4  # one value an element
     PART = 5  # one value for each column of a part of the rows
+
+
+def whole_rows(node: Node) -> bool:
+    """Does a gather give rows of several values, which lie next to each other? Else it gives one value for an index."""
+    return node.op.name == "gather" and node.inputs[0].shape[1:][-1:] not in ((), (1,))
+
+
+def plain(node: Node) -> bool:
+    """Is a factor an operand, as it lies in memory, transposed, or in another view?"""
+    while node.op.kind in (Kind.VIEW, Kind.TRANSPOSE):
+        (node,) = node.inputs
+    return node.op.kind is Kind.INPUT
+
+
+def behind(nodes: Iterable[Node], until: Node | None = None) -> tuple[Node, ...]:
+    """`nodes` and everything they are computed from, arguments first, down to `until` and nothing below it.
+
+    Chains may be too long for recursion.
+    """
+    seen: dict[Node, None] = {}
+
+    def arguments(node: Node) -> Iterator[Node]:
+        return iter(() if node is until else node.inputs)
+
+    for node in nodes:
+        stack = [] if node in seen else [(node, arguments(node))]
+        while stack:
+            current, rest = stack[-1]
+            for argument in rest:
+                if argument not in seen:
+                    stack.append((argument, arguments(argument)))
+                    break
+            else:
+                seen.setdefault(current)
+                stack.pop()
+    return tuple(seen)

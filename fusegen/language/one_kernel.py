@@ -95,6 +95,9 @@ def of_scatters(graph: Graph) -> Obstacle | None:
             what = f"{beside[0].operator} at {beside[0].where}"
             reason = f"{node.operator} writes rows that an index names, and {what} needs a kernel without that"
             return Obstacle(f"{reason}: a program cuts here", node.where, shown(values))
+        if node.op.name == "put" and graph.extents[node.inputs[0]] is Extent.ELEMENT:
+            reason = f"{node.operator} writes single values at an index of each; a kernel writes rows at one a row"
+            return Obstacle(reason, node.where)
         if graph.extents[values] is Extent.GROUP:
             reason = f"{node.operator} writes rows that an index names, and its values are one a group: cut here"
             return Obstacle(reason, node.where, shown(values))

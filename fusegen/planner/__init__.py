@@ -76,10 +76,11 @@ def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Can
         return Candidates(graph, target, (), (Refusal("views", viewed, False),))
     if obstacle(graph) and (several := obstacle(share_common(graph))):  # what is written twice is one value
         return Candidates(graph, target, (), (Refusal("one kernel", str(several)),))
-    if layout.apart and (graph.products or graph.selection):
+    if layout.apart and (graph.products or graph.selection or column_reductions(graph)):
+        does = "choose columns" if graph.selection else "reduce over rows"
         said = (
             f"{' and '.join(sorted(layout.apart))}: the elements of a row are not next to each other, and kernels that "
-            f"{'multiply matrices' if graph.products else 'choose columns'} read rows whole; copy it to memory first"
+            f"{'multiply matrices' if graph.products else does} read rows whole; copy it to memory first"
         )
         return Candidates(graph, target, (), (Refusal("rows apart", said, False),))
     graph = simplify(graph)

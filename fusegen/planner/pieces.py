@@ -122,7 +122,7 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
             if any(moves_along(graph, tensor, a) for a in d.axes) or (gathered and i in gathered.along)
         )
         picked = output and tensor.node in graph.picked  # k columns, written one by one
-        by_column = tensor.shape[-1] != 1 if picked else tensor.shape[-1] == graph.shape[-1]
+        by_column = tensor.shape[-1] != 1 if picked else graph.lies_along(tensor)
         if gathered:
             by_column = len(tensor.shape) > 1 and tensor.shape[-1] != 1
             by_column = by_column and (not output or tensor.shape[-1] == graph.shape[-1])
