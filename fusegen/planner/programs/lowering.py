@@ -15,6 +15,7 @@ What is none of that raises NotOneStep, which names the value that has to be in 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from fusegen.errors import Where
@@ -84,13 +85,10 @@ def lowered(graph: Graph) -> Lowered:
             return Lowering(graph, anchored=set(made_of_arrays(graph))).result()
         except NotOneStep:
             raise error from None
-    if found.shapes < 2:
-        return found
-    try:
-        other = Lowering(graph, alike=True).result()
-    except NotOneStep:
-        return found
-    return other if other.shapes < found.shapes else found
+    with suppress(NotOneStep):
+        other = Lowering(graph, alike=True).result() if found.shapes > 1 else found
+        return other if other.shapes < found.shapes else found
+    return found
 
 
 class Lowering:
