@@ -6,15 +6,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fusegen.errors import SpecError
 from fusegen.language.graph import Graph, Node, once_per_graph
 from fusegen.language.op_table import OPS
 from fusegen.language.sizes import Dim
-from fusegen.language.trace import Value, apply, caller, current, node_of, promote, result_dtype, size_leaf
+from fusegen.language.trace import Value, apply, caller, current, node_of, promote, result_dtype, size_leaf, viewed
 from fusegen.language.types import Shape, shape_text
+from fusegen.language.views import View
 
 Axis = int | tuple[int, ...] | None
 Over = Dim | tuple[Dim, ...] | None
@@ -74,6 +75,29 @@ def reduce(name: str, x: Any, axes: Axes) -> Value:
             x = apply(name, x)
         leading = tuple(a for a in axes if a != -1 and x.shape[a] != 1)
         return over_leading(name, x, leading) if leading else x
+
+
+def kept(x: Value, axes: Axes, keepdims: bool) -> Value:
+    """What was reduced, with its axes as size 1, or without them."""
+    if keepdims:
+        return x
+    return x[tuple(0 if place in axes else slice(None) for place in range(-len(x.shape), 0))]
+
+
+def brought_last(name: str, x: Any, axis: object) -> tuple[Any, Callable[[Value], Value]]:
+    """x with that axis as its last one, and what takes it back to its place in a result."""
+    if axis == -1 or not isinstance(x, Value) or not x.shape:
+        return x, lambda value: value
+    place = numbered_axis(name, x.shape, axis)
+
+    def swapped(value: Value) -> Value:
+        order = list(range(len(value.shape)))
+        order[place], order[-1] = order[-1], order[place]
+        return viewed(
+            value, View.identity(value.shape).transposed(tuple(order)), f"np.swapaxes({{0}}, {place}, -1)", name
+        )
+
+    return (x, lambda value: value) if place == -1 else (swapped(x), swapped)
 
 
 def over_leading(name: str, x: Value, axes: Axes) -> Value:

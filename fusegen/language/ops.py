@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import SpecError, UnknownOp
 from fusegen.language.advice import advice
-from fusegen.language.axes import LAST, Axis, Over, axes_of, count, reduce
+from fusegen.language.axes import LAST, Axis, Over, axes_of, brought_last, count, kept, reduce
 from fusegen.language.demands import as_f32 as _real
 from fusegen.language.demands import need_eps as _eps
 from fusegen.language.einsum import einsum
@@ -108,79 +108,75 @@ NAN = float("nan")
 # ---------------------------------------------------------------- reductions; the axes reduced stay as size 1
 
 
-def _last(name: str, axis: object) -> None:
-    if axis != -1:
-        raise SpecError(
-            f"{name}: axis={axis!r}; it takes only the last axis (axis=-1)\n  declare the operand with that axis last",
-            caller(),
-        )
-
-
-def sum(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+def sum(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) -> Value:
     """Sum over the last axis, or over others: `over=M`, `over=(B, S)`, or numpy's axis=. What is reduced stays as size
-    1. Of i32 it is i32, modulo 2^32; F.sum(F.cast(x, f32)) rounds."""
-    return reduce("sum", x, axes_of("sum", x, axis, over))
+    1, unless keepdims=False. Of i32 it is i32, modulo 2^32; F.sum(F.cast(x, f32)) rounds."""
+    axes = axes_of("sum", x, axis, over)
+    return kept(reduce("sum", x, axes), axes, keepdims)
 
 
-def prod(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+def prod(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) -> Value:
     """Product over the last axis, or over others (see F.sum), which stay as size 1; of no rows it is 1.
 
     Of i32 it is i32, modulo 2^32. Of many f32 it soon leaves their range.
     """
-    return reduce("prod", x, axes_of("prod", x, axis, over))
+    axes = axes_of("prod", x, axis, over)
+    return kept(reduce("prod", x, axes), axes, keepdims)
 
 
-def max(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+def max(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) -> Value:
     """Largest of the last axis, or over others (see F.sum), which stay as size 1; NaN wins, and of no rows it is -inf
     (of i32 the least)."""
-    return reduce("max", x, axes_of("max", x, axis, over))
+    axes = axes_of("max", x, axis, over)
+    return kept(reduce("max", x, axes), axes, keepdims)
 
 
-def min(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+def min(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) -> Value:
     """Smallest of the last axis, or over others (see F.sum), which stay as size 1; NaN wins, and of no rows it is inf
     (of i32 the largest)."""
-    return reduce("min", x, axes_of("min", x, axis, over))
+    axes = axes_of("min", x, axis, over)
+    return kept(reduce("min", x, axes), axes, keepdims)
 
 
 @composite
-def mean(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+def mean(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) -> Value:
     """sum(x) / N over the last axis, or over others (see F.sum), in f32. Of no rows it is NaN."""
     axes = axes_of("mean", x, axis, over)
-    return reduce("sum", _real(x), axes) / count(x, axes)
+    return kept(reduce("sum", _real(x), axes) / count(x, axes), axes, keepdims)
 
 
 @composite
-def var(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+def var(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) -> Value:
     """mean((x - mean(x)) ** 2) over the last axis, or over others (see F.sum): in two passes, never E[x^2] - E[x]^2,
     which cancels."""
     axes = axes_of("var", x, axis, over)
     centered = _real(x) - mean(x, axes)
-    return mean(square(centered), axes)
+    return mean(square(centered), axes, keepdims=keepdims)
 
 
 @composite
-def amax(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+def amax(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) -> Value:
     """The largest magnitude of the last axis, or over others (see F.sum), which stay as size 1; NaN wins."""
     axes = axes_of("amax", x, axis, over)
     magnitude = abs(x)
-    return reduce("max", magnitude, axes)
+    return kept(reduce("max", magnitude, axes), axes, keepdims)
 
 
 @composite
-def std(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+def std(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) -> Value:
     """sqrt(var(x)) over the last axis, or over others (see F.sum): with N and not N - 1 in the denominator."""
-    return sqrt(var(x, axes_of("std", x, axis, over)))
+    return sqrt(var(x, axes_of("std", x, axis, over), keepdims=keepdims))
 
 
 @composite
-def norm(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+def norm(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) -> Value:
     """sqrt(sum(x^2)) over the last axis, or over others (see F.sum): the Euclidean norm."""
     axes = axes_of("norm", x, axis, over)
-    return sqrt(reduce("sum", square(_real(x)), axes))
+    return kept(sqrt(reduce("sum", square(_real(x)), axes)), axes, keepdims)
 
 
 @composite
-def logsumexp(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+def logsumexp(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) -> Value:
     """log(sum(exp(x))) over the last axis, or over others (see F.sum), of x of any size. Of -inf alone it is -inf; NaN
     stays in its row."""
     axes = axes_of("logsumexp", x, axis, over)
@@ -188,22 +184,23 @@ def logsumexp(x: Value, axis: Axis = -1, over: Over = None) -> Value:
     top = reduce("max", x, axes)
     pivot = where(top == -INF, 0.0, top)
     sum_of_exps = reduce("sum", exp(x - pivot), axes)
-    return where(top == INF, INF, pivot + log(sum_of_exps))
+    return kept(where(top == INF, INF, pivot + log(sum_of_exps)), axes, keepdims)
 
 
 @composite
-def any(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+def any(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) -> Value:
     """Whether a mask holds anywhere along the last axis, or over others (see F.sum)."""
     axes = axes_of("any", x, axis, over)
     found = reduce("max", _mask("any", x), axes)
-    return found != 0 if axes == LAST else found > 0  # of no rows the largest is the least i32
+    mask = found != 0 if axes == LAST else found > 0  # of no rows the largest is the least i32
+    return kept(mask, axes, keepdims)
 
 
 @composite
-def all(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+def all(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) -> Value:
     """Whether a mask holds everywhere along the last axis, or over others (see F.sum)."""
     axes = axes_of("all", x, axis, over)
-    return reduce("min", _mask("all", x), axes) != 0
+    return kept(reduce("min", _mask("all", x), axes) != 0, axes, keepdims)
 
 
 def _mask(name: str, x: Value) -> Value:
@@ -217,7 +214,7 @@ def _mask(name: str, x: Value) -> Value:
 
 
 def cumsum(x: Value, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Value:
-    """Sum of each element and those before it in its row; of i32 it is i32, modulo 2^32.
+    """Sum of each element and those before it in its row, or along another axis; of i32 it is i32, modulo 2^32.
 
     exclusive=True leaves the element itself out, so that the first one is 0; reverse=True goes from the row's end.
     """
@@ -243,9 +240,9 @@ def sort(x: Value, descending: bool = False) -> tuple[Value, Value]:
 
 def _scanned(name: str, x: Value, axis: int, exclusive: bool, reverse: bool) -> Value:
     need_traced(name, x)
-    _last(name, axis)
     with current().operator(name):
-        return apply(f"{name}{'_reverse' * bool(reverse)}{'_exclusive' * bool(exclusive)}", x)
+        x, back = brought_last(name, x, axis)
+        return back(apply(f"{name}{'_reverse' * bool(reverse)}{'_exclusive' * bool(exclusive)}", x))
 
 
 @composite
@@ -313,25 +310,26 @@ def topk(x: Value, k: Size, axis: int = -1, sorted: bool = True) -> tuple[Value,
     and the columns returned, the k may come in any order, the missing last. Further ops on the values see k columns:
     `values / F.sum(values)` renormalises.
     """
-    _last("topk", axis)
+    x, back = brought_last("topk", x, axis)
     columns = _columns("topk", x, k, bool(sorted))
     values = _taken(x, columns, MASKED[i32] if x.dtype is i32 else key_of(x.node).limit)
-    return values, columns
+    return back(values), back(columns)
 
 
 @composite
 def argmax(x: Value, axis: int = -1) -> Value:
-    """The column of each row's largest, as F.topk(x, 1) gives it: i32 of [..., 1], -1 where all is masked."""
-    _last("argmax", axis)
-    return _columns("argmax", x, 1, True)
+    """The column of each row's largest, as F.topk(x, 1) gives it: i32 of [..., 1], -1 where all is masked; or its place
+    along another axis."""
+    x, back = brought_last("argmax", x, axis)
+    return back(_columns("argmax", x, 1, True))
 
 
 @composite
 def argmin(x: Value, axis: int = -1) -> Value:
     """The column of each row's smallest: F.argmax of -x, so +inf is masked (2^31 - 1 of i32), and NaN comes first."""
-    _last("argmin", axis)
+    x, back = brought_last("argmin", x, axis)
     need_traced("argmin", x)
-    return _columns("argmin", ~x if x.dtype is i32 else -x, 1, True)
+    return back(_columns("argmin", ~x if x.dtype is i32 else -x, 1, True))
 
 
 @composite
@@ -457,11 +455,16 @@ def log_softmax(x: Value, axis: Axis = -1, over: Over = None) -> Value:
 
 
 @composite
-def layernorm(x: Value, gamma: Value | None = None, beta: Value | None = None, eps: float = 1e-5) -> Value:
-    """(x - mean) / sqrt(var + eps) * gamma + beta (Ba, Kiros & Hinton 2016), the variance in two passes."""
+def layernorm(
+    x: Value, gamma: Value | None = None, beta: Value | None = None, eps: float = 1e-5, axis: Axis = -1,
+    over: Over = None,
+) -> Value:  # fmt: skip
+    """(x - mean) / sqrt(var + eps) * gamma + beta (Ba, Kiros & Hinton 2016), the variance in two passes; along the last
+    axis, or over others (see F.sum), with which gamma and beta broadcast."""
     _eps("layernorm", eps)
-    centered = _real(x) - mean(x)
-    variance = mean(square(centered))
+    axes = axes_of("layernorm", x, axis, over)
+    centered = _real(x) - mean(x, axes)
+    variance = mean(square(centered), axes)
     rstd = rsqrt(variance + eps)
     normalized = centered * rstd
     scaled = normalized if gamma is None else normalized * gamma
@@ -469,11 +472,14 @@ def layernorm(x: Value, gamma: Value | None = None, beta: Value | None = None, e
 
 
 @composite
-def rmsnorm(x: Value, gain: Value | None = None, eps: float = 1e-6) -> Value:
-    """x / sqrt(mean(x^2) + eps) * gain (Zhang & Sennrich 2019)."""
+def rmsnorm(
+    x: Value, gain: Value | None = None, eps: float = 1e-6, axis: Axis = -1, over: Over = None
+) -> Value:  # fmt: skip
+    """x / sqrt(mean(x^2) + eps) * gain (Zhang & Sennrich 2019), along the last axis, or over others (see F.sum)."""
     _eps("rmsnorm", eps)
+    axes = axes_of("rmsnorm", x, axis, over)
     x = _real(x)
-    rrms = rsqrt(mean(square(x)) + eps)
+    rrms = rsqrt(mean(square(x), axes) + eps)
     normalized = x * rrms
     return normalized if gain is None else normalized * gain
 

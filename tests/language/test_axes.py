@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusegen import chain, dims, f32
+from fusegen import b8, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.errors import NoPlan, SpecError
 from fusegen.language.reference import reference
 from fusegen.language.trace import Value
+from fusegen.pipeline import compile
 from fusegen.planner import candidates
 from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.search import cheapest
@@ -96,7 +97,7 @@ def test_of_no_rows() -> None:
         (lambda x: F.sum(x, axis=()), "axis=() names no axis"),
         (lambda x: F.mean(x, axis=0, over=M), "both say what to reduce; give one of them"),
         (lambda x: F.max(x, x), "of two values take F.maximum(x, y)"),
-        (lambda x: F.topk(x, 2, axis=0)[0], "it takes only the last axis"),
+        (lambda x: F.topk(x, 2, axis=7)[0], "topk: axis=7 is no axis"),
     ],
 )
 def test_what_is_no_axis_is_refused(what: Callable[[Value], Value], said: str) -> None:
@@ -202,3 +203,52 @@ def test_a_step_of_a_program_counts_the_rows_of_its_call() -> None:
     first = program.steps[0].plan.graph
     assert any(node.size is not None for node in first.nodes)
     assert all(node.literal != 8.0 for step in program.steps for node in step.plan.graph.nodes)
+
+
+# ---------------------------------------------------------------- axes of what is no reduction, and axes that go
+
+
+@chain(B=3, M=5, N=8)
+def along_the_middle(
+    x: f32[B, M, N], gamma: f32[M, 1]
+) -> tuple[f32[B, M, N], f32[B, M, N], f32[B, 2, N], i32[B, 2, N], i32[B, 1, N], f32[B, M, N]]:
+    values, places = F.topk(x, 2, axis=1)
+    return (
+        F.layernorm(x, gamma, axis=1), F.rmsnorm(x, over=(M, N)), values, places, F.argmin(x, axis=1),
+        F.cumsum(x, axis=1),
+    )  # fmt: skip
+
+
+@chain(B=3, M=5, N=8)
+def without_axes(x: f32[B, M, N], keep: b8[B, M, N]) -> tuple[f32[B, N], f32[M], f32[B, M], b8[B, N]]:
+    return (
+        F.sum(x, axis=1, keepdims=False), F.max(x, over=(B, N), keepdims=False), F.std(x, keepdims=False),
+        F.any(keep, over=M, keepdims=False),
+    )  # fmt: skip
+
+
+def test_functions_along_other_axes() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 5, 8)).astype(np.float32)
+    gamma = np.arange(5, dtype=np.float32)[:, None]
+    norm, root, values, places, least, total = compile(along_the_middle, "cuda:h200", on="emulator")(x, gamma)
+    wide = np.float64(x)
+    centered = wide - wide.mean(1, keepdims=True)
+    np.testing.assert_allclose(
+        norm, centered / np.sqrt(wide.var(1, keepdims=True) + 1e-5) * gamma, rtol=1e-5, atol=1e-6
+    )
+    mean = (wide * wide).mean((1, 2), keepdims=True)
+    np.testing.assert_allclose(root, wide / np.sqrt(mean + 1e-6), rtol=1e-5, atol=1e-6)
+    order = np.argsort(-x, 1)[:, :2]
+    assert np.array_equal(places, order)
+    assert np.array_equal(values, np.take_along_axis(x, order, 1))
+    assert np.array_equal(least, x.argmin(1, keepdims=True))
+    np.testing.assert_allclose(total, wide.cumsum(1), rtol=1e-5, atol=1e-6)
+
+
+def test_axes_that_go() -> None:
+    x = np.random.default_rng(1).standard_normal((3, 5, 8)).astype(np.float32)
+    total, largest, spread, held = compile(without_axes, "hip:mi300x", on="emulator")(x, x > 1.5)
+    np.testing.assert_allclose(total, x.sum(1), rtol=1e-5, atol=1e-6)
+    assert np.array_equal(largest, x.max((0, 2)))
+    np.testing.assert_allclose(spread, np.float64(x).std(-1), rtol=1e-5)
+    assert np.array_equal(held, (x > 1.5).any(1))
