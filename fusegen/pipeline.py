@@ -193,6 +193,8 @@ def gate(resources: Resources) -> str:
         reasons.append(f"spills {resources.spill_bytes} B of registers")
     if resources.stack_bytes:
         reasons.append(f"has a stack frame of {resources.stack_bytes} B a thread")
+    if resources.serialized:
+        reasons.append(f"lets wgmma's products wait for one another: {resources.serialized}")
     return " and ".join(reasons)
 
 

@@ -41,6 +41,7 @@ class Resources:
     static_shared_bytes: int
     dynamic_shared_bytes: int  # as planned
     code_bytes: int
+    serialized: str = ""  # why ptxas lets wgmma's products wait for one another, where it does (its warning C75xx)
 
     @property
     def shared_bytes(self) -> int:
@@ -98,6 +99,7 @@ def of_cubin(code: bytes, log: str, entry: str, dynamic_shared: int) -> Resource
     if not used or not frame:
         raise CompileError(f"{entry}: ptxas gave no account of this kernel; its log was:\n{log}")
     shared = re.search(r"(\d+) bytes smem", used[2])
+    serialized = re.search(r"wgmma\.mma_async instructions are serialized due to (.*?) (?:in|for) the function", log)
     calls = re.search(r"(\d+) bytes cumulative stack size", used[2])  # with the frames of functions that it calls
     return Resources(
         registers=int(used[1]),
@@ -108,6 +110,7 @@ def of_cubin(code: bytes, log: str, entry: str, dynamic_shared: int) -> Resource
         static_shared_bytes=int(shared[1]) if shared else 0,
         dynamic_shared_bytes=dynamic_shared,
         code_bytes=symbol_bytes(code, entry),
+        serialized=serialized[1] if serialized else "",
     )
 
 

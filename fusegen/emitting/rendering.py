@@ -78,9 +78,14 @@ def speller(plan: Plan) -> Spelling:
 
         return ColumnsSpeller(plan)
     from fusegen.planner.attention.parts import AttentionPlan
+    from fusegen.planner.attention.wgmma import WgmmaAttentionPlan
     from fusegen.planner.products.gemm import GemmPlan
     from fusegen.planner.products.wgmma import WgmmaPlan
 
+    if isinstance(plan, WgmmaAttentionPlan):
+        from fusegen.emitting.attention.wgmma import WgmmaAttentionSpeller
+
+        return WgmmaAttentionSpeller(plan)
     if isinstance(plan, AttentionPlan):
         from fusegen.emitting.attention.spelling import AttentionSpeller
 

@@ -35,12 +35,16 @@ def for_products(name: str, module: str) -> Rule:
     return rule
 
 
-def for_attention(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
-    """Imported with the first product of a product."""
-    if len(graph.products) != 2:
-        raise NotFor("attention is for two products with a softmax between them")
-    found: Rule = import_module("fusegen.planner.attention.rule").attention
-    return found(graph, target, layout)
+def for_attention(name: str, module: str) -> Rule:
+    """The rule of that name, imported with the first product of a product."""
+
+    def rule(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+        if len(graph.products) != 2:
+            raise NotFor("attention is for two products with a softmax between them")
+        found: Rule = getattr(import_module(f"fusegen.planner.attention.{module}"), name)
+        return found(graph, target, layout)
+
+    return rule
 
 
 def for_columns(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
@@ -61,7 +65,8 @@ def for_parts(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
 
 RULES: Mapping[str, Rule] = {
     "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "topk_small_k": small_k, "topk_large_k": large_k,
-    "columns": for_columns, "row_parts": for_parts, "attention": for_attention,
+    "columns": for_columns, "row_parts": for_parts, "attention": for_attention("attention", "rule"),
+    "attention_wgmma": for_attention("attention_wgmma", "wgmma_rule"),
     "gemm": for_products("gemm", "mma_rule"), "wgmma": for_products("wgmma", "wgmma_rule"),
 }  # fmt: skip
 CONTIGUOUS = Layout()

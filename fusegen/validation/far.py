@@ -31,6 +31,7 @@ from fusegen.runtime.arrays import ArrayView
 from fusegen.runtime.calls import Record
 from fusegen.runtime.devices import Launch
 from fusegen.runtime.emulated import EmulatedLoaded
+from fusegen.targets.tensor_map import MAX_STRIDE
 
 Sizes = Mapping[str, int]
 
@@ -110,7 +111,8 @@ def spread(shape: Sequence[int], dtype: DType) -> ArrayView:
     *outer, cols = shape
     lines = math.prod(outer)
     step = STRIDE + -(-cols // EVERY_VECTOR) * EVERY_VECTOR
-    step = min(step, MOST_BYTES // (lines * dtype.bytes) // EVERY_VECTOR * EVERY_VECTOR)
+    for most, count in ((MOST_BYTES, lines), (MAX_STRIDE - 1, math.prod(outer[1:]))):  # a tensor copy's strides end
+        step = min(step, most // (count * dtype.bytes) // EVERY_VECTOR * EVERY_VECTOR)
     strides = (*(math.prod(outer[axis + 1 :]) * step for axis in range(len(outer))), 1)
     memory = reserve(((lines - 1) * step + cols) * dtype.bytes)
     view = ArrayView(np.frombuffer(memory, np.uint8).ctypes.data, dtype, tuple(shape), strides, owner=memory)

@@ -321,7 +321,6 @@ gqa_window_attention(
       for (int i = 0; i < 4; ++i) {
         const float power = power_of_2(fmaf(q_times_k_sums[n][i], 1.44269504f, -pivots[i / 2]));
         summed[i / 2] += power;
-        const float e = power;
         q_times_k_sums[n][i] = power;
       }
     }

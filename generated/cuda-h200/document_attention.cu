@@ -8,9 +8,9 @@
 //         return F.softmax(F.where((col >= start) & (col <= row), scores, -inf)) @ v
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     128 queries a block of 8 warps, tiles of 128 keys, the next tile copied meanwhile; of keys
-//          before the first and behind the last that a block's rows need, none are read; conditions are
-//          tested in tiles that an end cuts
+// tile     2 consumer warpgroups of 64 queries each, by turns, tiles of 128 keys, a producer 2 tiles
+//          ahead; of keys before the first and behind the last that a block's rows need, none are read;
+//          conditions are tested in tiles that an end cuts
 // traffic  134.2 MB moved, 134.2 MB ideal, 4429.2 MB with products apart, 9898.6 MB unfused in 8
 //          launches
 // floor    138.9 us at 989 TFLOP/s for products; compute-bound at 1024.12 flop/B
@@ -24,24 +24,6 @@
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #endif
-
-// N values that move together, 16 bytes at a time where they fill them
-template <typename T, int N>
-struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
-  T at[N];
-};
-
-// the vector at p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load(const T* p) {
-  return *reinterpret_cast<const Vec<T, N>*>(p);
-}
-
-// the vector to p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
-  *reinterpret_cast<Vec<T, N>*>(p) = v;
-}
 
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
@@ -58,14 +40,18 @@ __device__ __forceinline__ float power_of_2(float x) {
 }
 
 // queries of a block, keys of a tile, and all keys
-constexpr int tile_rows = 128, tile_keys = 128, keys = 4096, threads = 256;
-// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
-// of 8 lines lies in different banks
-constexpr int q_pitch = 136, k_pitch = 136, v_pitch = 136;
-constexpr int v_at = 17408, stage_elements = 34816;  // of a tile's values, and to the next stage
-constexpr int stage_bytes = 2 * stage_elements;
-constexpr int q_at = 34816;
-constexpr int sums_stride = 132;  // floats of a row of sums
+constexpr int tile_rows = 128, tile_keys = 128, keys = 4096, stages = 2;
+constexpr int warpgroup = 128, consumers = 2;  // threads, and warpgroups
+// bytes of a line of shared memory, of 64 columns of a tile's lines, and of all of them
+constexpr int line_bytes = 128;
+constexpr int query_segment = tile_rows * line_bytes, key_segment = tile_keys * line_bytes;
+constexpr int value_segment = tile_keys * line_bytes;
+constexpr int query_bytes = 2 * query_segment, key_bytes = 2 * key_segment;
+constexpr int value_bytes = 2 * value_segment;
+// bytes from the queries, which come first, to the keys, the values, and what lies behind them
+constexpr int keys_at = query_bytes, values_at = keys_at + stages * key_bytes;
+constexpr int staging_at = 0;
+constexpr int barriers_at = 163840;
 
 // the nearest to `key` of the keys, or the end behind them
 __device__ __forceinline__ int within_keys(long long key) {
@@ -90,93 +76,185 @@ __device__ __forceinline__ int meet_most(int v) {
   return v;
 }
 
-// 8 elements on their way from global to shared memory, Width with each copy; zeros where `count` is 0
-template <int Width, typename T>
-__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
-  if constexpr (Width == 8) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-        :: "r"(to), "l"(from), "r"(count * 2) : "memory");
-  } else {
-    #pragma unroll
-    for (int j = 0; j < 8; j += Width) {
-      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
-      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-          :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
-    }
-  }
+// how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
+struct alignas(64) CUtensorMap {
+  unsigned long long opaque[16];
+};
+
+__device__ __forceinline__ void start_barrier(unsigned barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
 
-// the copies since the last call become one group
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
+// waits for the end of the phase with that parity
+__device__ __forceinline__ void wait_at(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}\n"
+      :: "r"(barrier), "r"(parity) : "memory");
 }
 
-// waits for the thread's own groups, all but the last Pending
-template <int Pending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
+__device__ __forceinline__ void arrive_at(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 
-// v of the thread whose lane differs in the bits of step
-__device__ __forceinline__ float partner(float v, int step) {
-  return __shfl_xor_sync(0xffffffffu, v, step);
+// arrives, and lets the phase end when so many bytes are there as well
+__device__ __forceinline__ void expect_bytes(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
 
-// four matrices of 8 x 16 bytes, from the rows whose places the lanes give
-__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+// the box of a tensor at x, y, z, w on its way to shared memory; beyond the tensor it is zeros
+__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
-// the same, transposed on the way
-__device__ __forceinline__ void load_matrices_across(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+// a box in shared memory on its way to the tensor's memory; what lies beyond the tensor is left out
+__device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned from, int x, int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+      :: "l"(&map), "r"(from), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
+// four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
+__device__ __forceinline__ void store_matrices(unsigned to, const unsigned (&pairs)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
 }
 
 // two numbers, rounded, in one register
-__device__ __forceinline__ unsigned rounded_pair(float low, float high) {
+__device__ __forceinline__ unsigned rounded_pair_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const unsigned&>(pair);
 }
 
-// sums += left right, 16 rows by 8 columns
-__device__ __forceinline__ void multiply_add(
-    float (&sums)[4], const unsigned (&left)[4], unsigned right_0, unsigned right_1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right_0), "r"(right_1));
+// what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
+__device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
+  constexpr unsigned address_bits = 0x3ffff;
+  return layout | (address & address_bits) >> 4;
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+// scores of 64 queries and 128 keys: queries @ keys^T, 16 along K, added or put in their place
+__device__ __forceinline__ void multiply_scores(
+    float (&sums)[64], unsigned long long left, unsigned long long right, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, %64, %65, add, 1, 1, 0, 0;\n"
+      "}\n"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+        "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+        "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
+        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
+        "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
+        "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
+        "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
+        "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
+        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
+        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
+      : "l"(left), "l"(right), "r"(static_cast<int>(add)));
+}
+
+// sums of 64 queries and 128 columns += weights @ values, 16 keys; weights come from registers
+__device__ __forceinline__ void multiply_weights(
+    float (&sums)[64], const unsigned (&left)[4], unsigned long long right) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, 1, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1;\n"
+      "}\n"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+        "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+        "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
+        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
+        "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
+        "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
+        "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
+        "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
+        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
+        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right));
+}
+
+// no instruction, but what uses these registers stays behind it, or before it: the compiler doesn't know that wgmma reads
+// and writes them meanwhile
+template <int Count>
+__device__ __forceinline__ void fence_floats(float (&held)[Count]) {
+  #pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(held[i]) :: "memory");
+}
+
+template <int Count>
+__device__ __forceinline__ void fence_words(unsigned (&held)[Count]) {
+  #pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+r"(held[i]) :: "memory");
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
 document_attention(
-    const __nv_bfloat16* __restrict__ q_ptr,
-    const __nv_bfloat16* __restrict__ k_ptr,
-    const __nv_bfloat16* __restrict__ v_ptr,
+    const __grid_constant__ CUtensorMap q_map,
+    const __grid_constant__ CUtensorMap k_map,
+    const __grid_constant__ CUtensorMap v_map,
     const int* __restrict__ start__ptr,
-    __nv_bfloat16* __restrict__ out_ptr,
+    const __grid_constant__ CUtensorMap mul_map,
     long long B_size,
     long long H_size,
     long long S_size,
-    long long q_stride_B,
-    long long q_stride_H,
-    long long q_stride_S,
-    long long k_stride_B,
-    long long k_stride_H,
-    long long k_ld,
-    long long v_stride_B,
-    long long v_stride_H,
-    long long v_ld,
     long long start__stride_B,
-    long long start__stride_S,
-    long long mul_stride_B,
-    long long mul_stride_H,
-    long long mul_stride_S)
+    long long start__stride_S)
 {
-  extern __shared__ __align__(128) unsigned char shared[];
+  // the queries, 2 tiles of keys and of values, and the barriers that tell when they are there and when their place is free
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const unsigned queries = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const unsigned keys_ring = queries + keys_at, values_ring = queries + values_at;
+  const unsigned queries_full = queries + barriers_at;
+  const unsigned keys_full = queries_full + 8, keys_empty = keys_full + 8 * stages;
+  const unsigned values_full = keys_empty + 8 * stages, values_empty = values_full + 8 * stages;
+  if (threadIdx.x == 0) {
+    start_barrier(queries_full, 1);
+    for (int stage = 0; stage < stages; ++stage) {
+      start_barrier(keys_full + 8 * stage, 1);
+      start_barrier(keys_empty + 8 * stage, 8);  // warps that read the tile
+      start_barrier(values_full + 8 * stage, 1);
+      start_barrier(values_empty + 8 * stage, 8);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
   const int lane = threadIdx.x % 32;
-  const int warp_row = threadIdx.x / 32 * 16;  // the warp's first of the tile
   const long long rows = S_size;
   const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
   const long long B_at = blockIdx.x / tiles_down / H_size;
@@ -192,7 +270,7 @@ document_attention(
     return Ends{static_cast<long long>(start_), static_cast<long long>(row_)
         + 1, static_cast<long long>(start_), static_cast<long long>(row_) + 1};
   };
-  __shared__ int met[4][8];
+  __shared__ int met[4][12];
   // each thread finds the ends of one row, and all of them meet
   const Ends own = ends_of(row0 + (threadIdx.x < rows_here ? threadIdx.x : 0));
   const int own_first = meet_least(within_keys(own.first));
@@ -205,225 +283,236 @@ document_attention(
   if (lane == 0) met[3][threadIdx.x / 32] = own_free_end;
   __syncthreads();
   int met_first = met[0][0];
-  for (int w = 1; w < 8; ++w) met_first = met[0][w] < met_first ? met[0][w] : met_first;
+  for (int w = 1; w < 12; ++w) met_first = met[0][w] < met_first ? met[0][w] : met_first;
   int met_end = met[1][0];
-  for (int w = 1; w < 8; ++w) met_end = met[1][w] > met_end ? met[1][w] : met_end;
+  for (int w = 1; w < 12; ++w) met_end = met[1][w] > met_end ? met[1][w] : met_end;
   int met_free_first = met[2][0];
-  for (int w = 1; w < 8; ++w) met_free_first = met[2][w] > met_free_first ? met[2][w] : met_free_first;
+  for (int w = 1; w < 12; ++w) met_free_first = met[2][w] > met_free_first ? met[2][w] : met_free_first;
   int met_free_end = met[3][0];
-  for (int w = 1; w < 8; ++w) met_free_end = met[3][w] < met_free_end ? met[3][w] : met_free_end;
+  for (int w = 1; w < 12; ++w) met_free_end = met[3][w] < met_free_end ? met[3][w] : met_free_end;
   const int first_key = met_first / tile_keys * tile_keys;
   const int end_key = met_end;
   const int free_first = met_free_first;
   const int free_end = met_free_end;
+  const int tiles = end_key > first_key ? (end_key - first_key + tile_keys - 1) / tile_keys : 0;  // of keys
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; the others: consumers
 
-  // what the thread brings of queries, and of each tile of keys and values
-  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  const int q_row = threadIdx.x / 16, q_col = threadIdx.x % 16 * 8;
-  const __nv_bfloat16* const q_from = q_ptr + B_at * q_stride_B + H_at * q_stride_H + row0 * q_stride_S + q_row * q_stride_S + q_col;
-  const unsigned q_to = ring_at + (q_at + q_row * q_pitch + q_col) * 2;
-  const int k_row = threadIdx.x / 16, k_col = threadIdx.x % 16 * 8;
-  const __nv_bfloat16* const k_from = k_ptr + B_at * k_stride_B + H_at * k_stride_H + k_row * k_ld + k_col;
-  const unsigned k_to = ring_at + (k_row * k_pitch + k_col) * 2;
-  const int v_row = threadIdx.x / 16, v_col = threadIdx.x % 16 * 8;
-  const __nv_bfloat16* const v_from = v_ptr + B_at * v_stride_B + H_at * v_stride_H + v_row * v_ld + v_col;
-  const unsigned v_to = ring_at + (v_at + v_row * v_pitch + v_col) * 2;
-  const auto copy_tile = [&](int key0, int stage) {
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      copy_chunk<8>(k_to + v * (16 * k_pitch * 2) + stage * stage_bytes, k_from + (key0 + v * 16) * k_ld, 8);
-    }
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      copy_chunk<8>(v_to + v * (16 * v_pitch * 2) + stage * stage_bytes, v_from + (key0 + v * 16) * v_ld, 8);
-    }
-    commit_copies();
-  };
-
-  // the queries, which all tiles of keys are multiplied with
-  #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    copy_chunk<8>(q_to + v * (16 * q_pitch * 2), q_from + v * 16 * q_stride_S, q_row + v * 16 < rows_here ? 8 : 0);
-  }
-  copy_tile(first_key, 0);
-
-  // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
-  float largest[2], pivots[2], summed[2];
-  int start__here[2];
-  int row__here[2];
-  #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    largest[r] = -INFINITY;
-    pivots[r] = 0.0f;
-    summed[r] = 0.0f;
-    const int m = warp_row + lane / 4 + r * 8;
-    const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-    const int start_ = *(start__ptr + B_at * start__stride_B + row * start__stride_S);
-    const int row_ = static_cast<int>(row);
-    start__here[r] = start_;
-    row__here[r] = row_;
-  }
-  wait_copies<0>();
-  __syncthreads();
-  const unsigned q_lane = ring_at + (q_at + (warp_row + lane % 16) * q_pitch + lane / 16 * 8) * 2;
-  const unsigned k_lane = ring_at + ((lane % 8 + lane / 16 * 8) * k_pitch + lane / 8 % 2 * 8) * 2;
-  const unsigned v_lane = ring_at + (v_at + lane % 16 * v_pitch + lane / 16 * 8) * 2;
-  unsigned q_part[8][4];
-  #pragma unroll
-  for (int k = 0; k < 8; ++k) load_matrices(q_part[k], q_lane + k * 32);
-  float e_times_v_sums[16][4] = {};
-
-  for (int key0 = first_key, tile = 0; key0 < end_key; key0 += tile_keys, ++tile) {
-    const int stage = tile % 2;
-    wait_copies<0>();
-    __syncthreads();
-    if (key0 + tile_keys < end_key) {  // the next tile, while this one is multiplied
-      copy_tile(key0 + tile_keys, (tile + 1) % 2);
-    }
-
-    // a warp's 16 queries times the tile's keys
-    float q_times_k_sums[16][4] = {};
-    #pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      #pragma unroll
-      for (int n = 0; n < 16; n += 2) {
-        unsigned k_part[4];
-        load_matrices(k_part, k_lane + stage * stage_bytes + n * (8 * k_pitch * 2) + k * 32);
-        multiply_add(q_times_k_sums[n], q_part[k], k_part[0], k_part[1]);
-        multiply_add(q_times_k_sums[n + 1], q_part[k], k_part[2], k_part[3]);
+  if (role == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      expect_bytes(queries_full, query_bytes);
+      copy_box(queries, q_map, queries_full, 0, static_cast<int>(row0), static_cast<int>(H_at), static_cast<int>(B_at));
+      copy_box(queries + query_segment, q_map, queries_full, 64, static_cast<int>(row0), static_cast<int>(H_at), static_cast<int>(B_at));
+      for (int tile = 0; tile < tiles; ++tile) {
+        const int stage = tile % stages;
+        const unsigned parity = tile / stages % 2 ^ 1;  // of an empty ring
+        const int key0 = first_key + tile * tile_keys;
+        wait_at(keys_empty + 8 * stage, parity);
+        expect_bytes(keys_full + 8 * stage, key_bytes);
+        copy_box(keys_ring + stage * key_bytes, k_map, keys_full + 8 * stage, 0, key0, static_cast<int>(H_at), static_cast<int>(B_at));
+        copy_box(keys_ring + stage * key_bytes + key_segment, k_map, keys_full
+            + 8 * stage, 64, key0, static_cast<int>(H_at), static_cast<int>(B_at));
+        wait_at(values_empty + 8 * stage, parity);
+        expect_bytes(values_full + 8 * stage, value_bytes);
+        copy_box(values_ring + stage * value_bytes, v_map, values_full
+            + 8 * stage, 0, key0, static_cast<int>(H_at), static_cast<int>(B_at));
+        copy_box(values_ring + stage * value_bytes + value_segment, v_map, values_full
+            + 8 * stage, 64, key0, static_cast<int>(H_at), static_cast<int>(B_at));
       }
     }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int own = role - 1;  // which of the consumers this is
+    const int warp_row = own * 64 + threadIdx.x / 32 % 4 * 16;  // the warp's first row of the tile
+    // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
+    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
+    constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
+    constexpr unsigned long long segments = value_segment / 16ull << 16;  // from 64 elements of a line to the next 64
+    const unsigned long long own_queries = describe(swizzle_128 | eight_lines, queries + own * 64 * line_bytes);
+    const unsigned long long keys_lie = describe(swizzle_128 | eight_lines, keys_ring);
+    const unsigned long long values_lie = describe(swizzle_128 | eight_lines | segments, values_ring);
 
-    // scores become logits, and the largest of a row is found among those of all lanes that share it
-    float peaks[2];
+    // for each of the thread's two rows: the largest logit so far, and sums of exponentials against it
+    float largest[2], pivots[2], summed[2], shrinks[2];
+    int start__here[2];
+    int row__here[2];
     #pragma unroll
-    for (int r = 0; r < 2; ++r) peaks[r] = largest[r];
-    if (key0 >= free_first && key0 + tile_keys <= free_end) {
+    for (int r = 0; r < 2; ++r) {
+      largest[r] = -INFINITY;
+      pivots[r] = 0.0f;
+      summed[r] = 0.0f;
+      const int m = warp_row + lane / 4 + r * 8;
+      const long long row = row0 + (m < rows_here ? m : rows_here - 1);
+      const int start_ = *(start__ptr + B_at * start__stride_B + row * start__stride_S);
+      const int row_ = static_cast<int>(row);
+      start__here[r] = start_;
+      row__here[r] = row_;
+    }
+    float q_times_k_sums[64];  // of 64 queries and the tile's keys: queries @ keys^T, then logits, then weights
+    unsigned weights[32];  // rounded, two in a register: as wgmma takes them
+    float e_times_v_sums[64] = {};  // weights @ values
+
+    // asks for the scores of a tile of keys
+    const auto multiply_keys = [&](int tile) {
+      const int stage = tile % stages;
+      wait_at(keys_full + 8 * stage, tile / stages % 2);
+      asm volatile("bar.sync %0, 256;" :: "r"(1 + own) : "memory");  // its turn to issue
+      fence_floats(q_times_k_sums);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
       #pragma unroll
-      for (int n = 0; n < 16; ++n) {
+      for (int k = 0; k < 8; ++k) {
+        multiply_scores(
+            q_times_k_sums, own_queries + k / 4 * (query_segment / 16) + k % 4 * 2,
+            keys_lie + stage * (key_bytes / 16) + k / 4 * (key_segment / 16) + k % 4 * 2, k != 0);
+      }
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    };
+
+    // adds weights @ values
+    const auto multiply_values = [&](int tile) {
+      const int stage = tile % stages;
+      wait_at(values_full + 8 * stage, tile / stages % 2);
+      fence_floats(e_times_v_sums);
+      fence_words(weights);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      #pragma unroll
+      for (int k = 0; k < tile_keys / 16; ++k) {
+        multiply_weights(
+            e_times_v_sums, reinterpret_cast<const unsigned (&)[4]>(weights[k * 4]),
+            values_lie + stage * (value_bytes / 16) + k * (16 * line_bytes / 16));
+      }
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    };
+
+    // scores become logits and weights, and the row's sums of exponentials grow
+    const auto weigh = [&](int tile) {
+      fence_floats(q_times_k_sums);
+      if (lane == 0) arrive_at(keys_empty + 8 * (tile % stages));
+      const int key0 = first_key + tile * tile_keys;
+      float peaks[2] = {largest[0], largest[1]};
+      if (key0 >= free_first && key0 + tile_keys <= free_end) {
         #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float q_times_k = q_times_k_sums[n][i];
-          const float scores = q_times_k * 0.088388346f;
-          q_times_k_sums[n][i] = scores;
-          peaks[i / 2] = larger(peaks[i / 2], q_times_k_sums[n][i]);
+        for (int i = 0; i < 64; ++i) {
+          const float q_times_k = q_times_k_sums[i];
+          q_times_k_sums[i] = q_times_k;
+          peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
         }
-      }
-    } else {
-      #pragma unroll
-      for (int n = 0; n < 16; ++n) {
+      } else {
         #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int col = key0 + n * 8 + lane % 4 * 2 + i % 2;
-          const float q_times_k = q_times_k_sums[n][i];
-          const int start_ = start__here[i / 2];
-          const int row_ = row__here[i / 2];
-          const float scores = q_times_k * 0.088388346f;
+        for (int i = 0; i < 64; ++i) {
+          const int col = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+          const float q_times_k = q_times_k_sums[i];
+          const int start_ = start__here[i / 2 % 2];
+          const int row_ = row__here[i / 2 % 2];
           const int col_ = col;
           const bool ge = col_ >= start_;
           const bool le = col_ <= row_;
           const bool logical_and = ge && le;
-          const float where = logical_and ? scores : (-INFINITY);
-          q_times_k_sums[n][i] = where;
-          peaks[i / 2] = larger(peaks[i / 2], q_times_k_sums[n][i]);
+          const float where = logical_and ? q_times_k : (-INFINITY);
+          q_times_k_sums[i] = where;
+          peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
         }
       }
-    }
+      #pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        #pragma unroll
+        for (int step = 1; step < 4; step *= 2) peaks[r] = larger(peaks[r], __shfl_xor_sync(0xffffffffu, peaks[r], step));
+        const float pivot = peaks[r] == -INFINITY ? 0.0f : peaks[r] * 0.12751743f;
+        shrinks[r] = largest[r] == -INFINITY ? 0.0f : power_of_2(pivots[r] - pivot);
+        largest[r] = peaks[r];
+        pivots[r] = pivot;
+        summed[r] *= shrinks[r];
+      }
+      #pragma unroll
+      for (int i = 0; i < 64; ++i) {
+        const float power = power_of_2(fmaf(q_times_k_sums[i], 0.12751743f, -pivots[i / 2 % 2]));
+        summed[i / 2 % 2] += power;
+        q_times_k_sums[i] = power;
+      }
+    };
 
-    // what was summed so far shrinks by as much as the largest logit grew
-    float shrinks[2];
+    // weights as the next products take them, and sums shrink by as much as the largest logit grew
+    const auto round_weights = [&] {
+      #pragma unroll
+      for (int i = 0; i < 32; ++i) weights[i] = rounded_pair_bf16(q_times_k_sums[2 * i], q_times_k_sums[2 * i + 1]);
+      #pragma unroll
+      for (int i = 0; i < 64; ++i) e_times_v_sums[i] *= shrinks[i / 2 % 2];
+    };
+
+    const auto pass_turn = [&] {
+      asm volatile("bar.arrive %0, 256;" :: "r"(1 + (own + 1) % consumers) : "memory");
+    };
+    if (own == consumers - 1) pass_turn();  // the first turn is the first consumer's
+    wait_at(queries_full, 0);
+    if (tiles > 0) {
+      multiply_keys(0);
+      pass_turn();
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      weigh(0);
+      round_weights();
+      for (int tile = 1; tile < tiles; ++tile) {
+        multiply_keys(tile);
+        multiply_values(tile - 1);
+        pass_turn();
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the scores are there
+        weigh(tile);
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        fence_floats(e_times_v_sums);
+        fence_words(weights);
+        if (lane == 0) arrive_at(values_empty + 8 * ((tile - 1) % stages));
+        round_weights();
+      }
+      multiply_values(tiles - 1);
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      fence_floats(e_times_v_sums);
+    }
+    // the first consumer was told of a turn that it does not take
+    if (own == 0) asm volatile("bar.sync 1, 256;" ::: "memory");
+
+    // what is made of the sums: the four lanes of a row have a pair of columns each, of every 8 columns
+    unsigned mul_words[32];  // of a thread's two rows, by turns
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
       #pragma unroll
-      for (int step = 1; step < 4; step *= 2) peaks[r] = larger(peaks[r], partner(peaks[r], step));
-      const float pivot = peaks[r] == -INFINITY ? 0.0f : peaks[r] * 1.44269504f;  // log2 of e, as powers are of 2
-      shrinks[r] = largest[r] == -INFINITY ? 0.0f : power_of_2(pivots[r] - pivot);
-      largest[r] = peaks[r];
-      pivots[r] = pivot;
-      summed[r] *= shrinks[r];
-    }
-    #pragma unroll
-    for (int d = 0; d < 16; ++d) {
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) e_times_v_sums[d][i] *= shrinks[i / 2];
-    }
-
-    // logits become weights
-    #pragma unroll
-    for (int n = 0; n < 16; ++n) {
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float power = power_of_2(fmaf(q_times_k_sums[n][i], 1.44269504f, -pivots[i / 2]));
-        summed[i / 2] += power;
-        const float e = power;
-        q_times_k_sums[n][i] = power;
-      }
-    }
-
-    // weights times values: a lane holds of the weights what it multiplies
-    #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const unsigned rounded[4] = {
-          rounded_pair(q_times_k_sums[2 * n][0], q_times_k_sums[2 * n][1]),
-          rounded_pair(q_times_k_sums[2 * n][2], q_times_k_sums[2 * n][3]),
-          rounded_pair(q_times_k_sums[2 * n + 1][0], q_times_k_sums[2 * n + 1][1]),
-          rounded_pair(q_times_k_sums[2 * n + 1][2], q_times_k_sums[2 * n + 1][3])};
-      #pragma unroll
-      for (int d = 0; d < 8; ++d) {
-        unsigned v_part[4];
-        load_matrices_across(v_part, v_lane + stage * stage_bytes + n * (16 * v_pitch * 2) + d * 32);
-        multiply_add(e_times_v_sums[2 * d], rounded, v_part[0], v_part[1]);
-        multiply_add(e_times_v_sums[2 * d + 1], rounded, v_part[2], v_part[3]);
-      }
-    }
-  }
-
-  // the sums go through shared memory, where each thread finds neighbouring columns of a row
-  float* const row_sums = reinterpret_cast<float*>(shared);
-  float* const row_largest = row_sums + tile_rows * sums_stride;
-  float* const row_summed = row_largest + tile_rows;
-  __syncthreads();
-  #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int m = warp_row + lane / 4 + r * 8;
-    #pragma unroll
-    for (int step = 1; step < 4; step *= 2) summed[r] += partner(summed[r], step);
-    if (lane % 4 == 0) {
-      row_largest[m] = largest[r];
-      row_summed[m] = summed[r];
-    }
-  }
-  #pragma unroll
-  for (int d = 0; d < 16; ++d) {
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int m = warp_row + i / 2 % 2 * 8 + lane / 4;
-      row_sums[m * sums_stride + d * 8 + lane % 4 * 2 + i % 2] = e_times_v_sums[d][i];
-    }
-  }
-  __syncthreads();
-
-  #pragma unroll 2
-  for (int v = 0; v < 8; ++v) {
-    const int m = static_cast<int>((v * threads + threadIdx.x) / 16);
-    const int col = static_cast<int>((v * threads + threadIdx.x) % 16) * 8;
-    if (m < rows_here) {
-      const long long row = row0 + m;
-      const float top = row_largest[m];
-      const float sum_of_exps = row_summed[m];
+      for (int step = 1; step < 4; step *= 2) summed[r] += __shfl_xor_sync(0xffffffffu, summed[r], step);
+      const int m = warp_row + lane / 4 + r * 8;
+      const bool inside = m < rows_here;
+      const long long row = row0 + (inside ? m : rows_here - 1);
+      const float sum_of_exps = summed[r];
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;
       const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
-      Vec<__nv_bfloat16, 8> mul_vec;
-      const Vec<float, 8> e_times_v_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float e_times_v = e_times_v_total.at[j];
-        const float mul = e_times_v * inverse_sum;
-        mul_vec.at[j] = __float2bfloat16_rn(mul);
+      for (int n = 0; n < 16; ++n) {
+        float mul_pair[2];
+        #pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float e_times_v = e_times_v_sums[n * 4 + r * 2 + j];
+          const float mul = e_times_v * inverse_sum;
+          mul_pair[j] = mul;
+        }
+        mul_words[n * 2 + r] = rounded_pair_bf16(mul_pair[0], mul_pair[1]);
       }
-      store<8>(out_ptr + B_at * mul_stride_B + H_at * mul_stride_H + row * mul_stride_S + col, mul_vec);
     }
+
+    // by way of shared memory, in the place of the queries: nobody in the warpgroup needs them now
+    asm volatile("bar.sync %0, 128;" :: "r"(1 + consumers + own) : "memory");
+    {
+      const unsigned staging = queries + staging_at + warp_row * line_bytes;
+      #pragma unroll
+      for (int n = 0; n < 16; n += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
+        const unsigned pairs[4] = { mul_words[n * 2], mul_words[n * 2 + 1], mul_words[n * 2 + 2], mul_words[n * 2 + 3] };
+        store_matrices(
+            staging + n / 8 * (tile_rows * line_bytes) + lane % 16 * line_bytes + (((n % 8 + lane / 16) ^ lane % 8) << 4), pairs);
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+      __syncwarp();
+      if (lane == 0 && warp_row < rows_here) {
+        store_box(mul_map, staging, 0, static_cast<int>(row0) + warp_row, static_cast<int>(H_at), static_cast<int>(B_at));
+        store_box(mul_map, staging + query_segment, 64, static_cast<int>(row0) + warp_row, static_cast<int>(H_at), static_cast<int>(B_at));
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+      }
+    }
+    if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
   }
 }

@@ -307,7 +307,6 @@ sink_attention(
       for (int i = 0; i < 4; ++i) {
         const float power = power_of_2(fmaf(q_times_k_sums[n][i], 1.44269504f, -pivots[0]));
         summed[0] += power;
-        const float e = power;
         q_times_k_sums[n][i] = power;
       }
     }

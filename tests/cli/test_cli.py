@@ -286,7 +286,7 @@ def test_inspect_resources(run: Run, gpu: str) -> None:
     facts = document(result)
     assert set(facts["resources"]) == {
         "registers", "scalar_registers", "spill_bytes", "scalar_spills", "stack_bytes", "static_shared_bytes",
-        "dynamic_shared_bytes", "shared_bytes", "code_bytes",
+        "dynamic_shared_bytes", "shared_bytes", "code_bytes", "serialized",
     }  # fmt: skip
     assert set(facts["occupancy"]) == {"blocks_per_sm", "warps_per_sm", "fraction", "limited_by"}
     assert facts["resources"]["registers"] > 0

@@ -203,7 +203,7 @@ class AttentionSpeller(AttentionWords):
         query, key, value = self.matrix(plan.query, True), self.matrix(plan.key, False), self.matrix(plan.value, False)
         tested = self.element_lines(plan.tested, f"{self.scores}[n][i]")
         free = self.element_lines(plan.free, f"{self.scores}[n][i]") if plan.tests else tested
-        weight = self.element_lines(plan.weight, "power")
+        weight = self.element_lines(plan.weight, "power") if plan.weight.body else []
         ends, key_range, behind = self.ends(), self.key_range(), self.behind()
         launch_body = self.statements(plan.launch_body)
         row_setup, row_arrays = self.row_setup(), self.row_arrays()

@@ -104,11 +104,12 @@ class AttentionWords(Dialect):
             if name in asked:
                 lines.append(self.define(name, dtype, f"{self.here(name)}[{self.slot}]"))
 
-        def read(load: Load) -> str:
-            pointer = self.here(load.access.name) + (f"[{self.slot}]" if self.by_row(load.access) else "")
-            return self.to_value(load.access.dtype, f"{pointer}[{self.key}]")
+        return [*lines, *element_lines(body, Element(self.operand, col="col"), self)]
 
-        return [*lines, *element_lines(body, Element(read, col="col"), self)]
+    def operand(self, load: Load) -> str:
+        """The element of an operand that belongs to the score at hand."""
+        pointer = self.here(load.access.name) + (f"[{self.slot}]" if self.by_row(load.access) else "")
+        return self.to_value(load.access.dtype, f"{pointer}[{self.key}]")
 
     @property
     def key(self) -> str:
@@ -184,8 +185,9 @@ class AttentionWords(Dialect):
             for place, name in enumerate(named):
                 lines.append(f"int met_{name} = met[{place}][0];")
                 comparison = "<" if how[name] == "least" else ">"
+                warps = plan.threads // plan.target.warp
                 lines.append(
-                    f"for (int w = 1; w < {self.tile.warps}; ++w) met_{name} = met[{place}][w] {comparison} met_{name} "
+                    f"for (int w = 1; w < {warps}; ++w) met_{name} = met[{place}][w] {comparison} met_{name} "
                     f"? met[{place}][w] : met_{name};"
                 )
                 found[name] = f"met_{name}"

@@ -24,12 +24,13 @@ from fusegen.planner.attention.parts import (
     ElementBody,
     Ends,
     EndText,
+    Matrix,
     shared_bytes,
 )
 from fusegen.planner.attention.recognition import Recognized, inputs_of, is_attention, of_row, recognized
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, NotFor, need_countable
-from fusegen.planner.model import Access, Layout, Load, Number, Statement, Store
+from fusegen.planner.model import Access, Cost, Layout, Load, Number, Statement, Store
 from fusegen.planner.pieces import argument, roundings, statements
 from fusegen.planner.ranges import fits, stays_inside
 from fusegen.targets.atoms import Atom
@@ -48,25 +49,13 @@ MOST_DEPTH = 256
 
 def attention(graph: Graph, target: Target, layout: Layout) -> Iterator[AttentionPlan]:
     """Every tile that fits the target."""
-    if not is_attention(graph):
-        raise NotFor("attention is for two products with a softmax between them")
-    try:
-        found = recognized(graph)
-    except Unsplittable as reason:
-        raise NoMatch(str(reason)) from None
+    found = checked(graph)
     atom = next((a for a in target.chained if a.factors is found.dtype), None)
     if atom is None:
         raise NoMatch(
             f"{target.arch} has no instruction whose sums go on as the next product's factor of {found.dtype}"
         )
-    sizes = graph.sizes
-    keys, depth, width = (size_of(size, sizes) for size in (found.keys, found.depth, found.width))
-    need_countable(keys)
-    for what, number in (("queries and keys", depth), ("values", width)):
-        if number % CHUNK or number > MOST_DEPTH:
-            raise NoMatch(
-                f"{what} of {number} numbers each; attention keeps them in registers, in eights and up to {MOST_DEPTH}"
-            )
+    keys, depth = (size_of(size, graph.sizes) for size in (found.keys, found.depth))
     mask = mask_of(found)
     for rows, tile_keys, warps, stages in TILES if target.async_copies else WAVES:
         tile = AttentionTile(rows, tile_keys, warps, stages, held=depth <= HELD_DEPTH)
@@ -74,11 +63,29 @@ def attention(graph: Graph, target: Target, layout: Layout) -> Iterator[Attentio
             yield made
 
 
+def checked(graph: Graph) -> Recognized:
+    """The parts of a chain of attention. Raises NotFor for other chains, NoMatch for what no kernel of it holds."""
+    if not is_attention(graph):
+        raise NotFor("attention is for two products with a softmax between them")
+    try:
+        found = recognized(graph)
+    except Unsplittable as reason:
+        raise NoMatch(str(reason)) from None
+    keys, depth, width = (size_of(size, graph.sizes) for size in (found.keys, found.depth, found.width))
+    need_countable(keys)
+    for what, number in (("queries and keys", depth), ("values", width)):
+        if number % CHUNK or number > MOST_DEPTH:
+            raise NoMatch(
+                f"{what} of {number} numbers each; attention keeps them in registers, in eights and up to {MOST_DEPTH}"
+            )
+    return found
+
+
 def candidate(
     graph: Graph, found: Recognized, mask: Mask, target: Target, layout: Layout, tile: AttentionTile, atom: Atom
 ) -> AttentionPlan | None:
     lowered, sizes = found.lowered, graph.sizes
-    keys, depth, width = (size_of(size, sizes) for size in (found.keys, found.depth, found.width))
+    depth, width = (size_of(size, sizes) for size in (found.depth, found.width))
     vector = next(v for v in (8, 4, 2, 1) if width % v == 0)
     dims = attention_dims(lowered, layout)
     accesses = accesses_of(found, dims, layout, vector)
@@ -89,6 +96,21 @@ def candidate(
     registers = registers_of(tile, atom, query, key, value, target)
     if room > target.shared_bytes or registers > target.registers_per_thread:
         return None
+    return plan_of(
+        graph, found, mask, target, layout, tile, atom, accesses, (query, key, value), room,
+        estimate(graph, found, mask, target, tile, room, registers),
+    )  # fmt: skip
+
+
+def plan_of(
+    graph: Graph, found: Recognized, mask: Mask, target: Target, layout: Layout, tile: AttentionTile, atom: Atom,
+    accesses: Mapping[tuple[str, str], Access], matrices: tuple[Matrix, Matrix, Matrix], room: int, cost: Cost,
+) -> AttentionPlan:  # fmt: skip
+    """A plan by mma.sync or MFMA, whose bodies every kernel of attention has."""
+    lowered, sizes = found.lowered, graph.sizes
+    query, key, value = matrices
+    width, dims = size_of(found.width, sizes), attention_dims(lowered, layout)
+    vector = next(v for v in (8, 4, 2, 1) if width % v == 0)
     by_tensor = {name: access for (name, place), access in accesses.items() if place == "tile"}
     drawn = Draft(found, mask, by_tensor)
     ends = drawn.ends()
@@ -107,7 +129,7 @@ def candidate(
         params=tuple(attention_params(lowered, dims, accesses)),
         folded=False,
         shared_bytes=room,
-        cost=estimate(graph, found, mask, target, tile, room, registers),
+        cost=cost,
         decisions=decisions(graph),
         rounding=(
             f"{drawn.names[found.weights]}, before it is divided by its row's sum, to {found.dtype} where it meets "
@@ -119,7 +141,7 @@ def candidate(
         query=query,
         key=key,
         value=value,
-        keys=keys,
+        keys=size_of(found.keys, sizes),
         dtype=found.dtype,
         launch_body=drawn.launch_body,
         row_loads=drawn.row_loads,

@@ -312,7 +312,6 @@ decoder_layer_matmul_2(
       for (int i = 0; i < 4; ++i) {
         const float power = power_of_2(fmaf(queries_times_keys_part_sums[n][i], 1.44269504f, -pivots[i / 2]));
         summed[i / 2] += power;
-        const float e = power;
         queries_times_keys_part_sums[n][i] = power;
       }
     }

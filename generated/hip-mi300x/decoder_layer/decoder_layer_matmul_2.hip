@@ -296,7 +296,6 @@ decoder_layer_matmul_2(
       for (int i = 0; i < 4; ++i) {
         const float power = power_of_2(fmaf(queries_times_keys_part_sums[n][i], 1.44269504f, -pivots[0]));
         summed[0] += power;
-        const float e = power;
         queries_times_keys_part_sums[n][i] = power;
       }
     }

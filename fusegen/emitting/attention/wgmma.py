@@ -1,0 +1,327 @@
+"""A WgmmaAttentionPlan in the words of CUDA and PTX: what templates/attention_wgmma.cu.j2 prints.
+
+Nothing is decided here. Whatever could be wrong is a field of the plan; this turns fields into C++.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fusegen.emitting.attention.spelling import AttentionSpeller
+from fusegen.emitting.body import Element, element_lines
+from fusegen.emitting.dialect import float_text
+from fusegen.language.types import bf16
+from fusegen.planner.attention.wgmma import LINE_ELEMENTS, Boxes, WgmmaAttentionPlan
+from fusegen.planner.model import Access, Load, Store
+from fusegen.planner.parts import used_by
+from fusegen.planner.tile import LINE_BYTES
+
+COORDINATES = ("x", "y", "z", "w", "v")
+
+
+class WgmmaAttentionSpeller(AttentionSpeller):
+    """The words of one plan; `context()` is what the template sees."""
+
+    plan: WgmmaAttentionPlan
+
+    # ---- a thread's two rows
+
+    @property
+    def slot(self) -> str:
+        return "i / 2 % 2"
+
+    # ---- operands that have an element for each score
+
+    def operand(self, load: Load) -> str:
+        return self.to_value(load.access.dtype, f"{load.access.name}_ahead[i / 2].at[i % 2]")
+
+    def ahead(self) -> list[Mapping[str, str]]:
+        """How pairs of a tile's elements are read while its scores are multiplied."""
+        made: list[Mapping[str, str]] = []
+        for load in self.element_loads:
+            access = load.access
+            last = "keys - 2" if access.mode == "vector" else "keys - 1"
+            col = f"(col < keys ? col : {last})" if self.plan.ragged else "col"
+            row = f"{self.here(access.name)}[n % 2]" if self.by_row(access) else self.here(access.name)
+            if access.mode == "vector":
+                value = f"{self.moving('load', access)}<2>({row} + {col})"
+            else:
+                other = "(col + 1 < keys ? col + 1 : keys - 1)" if self.plan.ragged else "col + 1"
+                value = f"{self.vec(access.dtype, 2)}{{{row}[{col}], {row}[{other}]}}"
+            made.append({"type": self.vec(access.dtype, 2), "name": f"{access.name}_ahead", "value": value})
+        return made
+
+    # ---- the block's place
+
+    def place(self) -> list[str]:
+        plan = self.plan
+        if plan.heads_together == 1:
+            return super().place()
+        *others, rows = plan.row_dims
+        lines = [f"const long long rows = {rows.extent};"] if rows.extent != "rows" else []
+        heads = " * ".join(dim.extent for dim in others)
+        lines += [
+            "const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);",
+            f"// {plan.heads_together} heads at a time, whose keys and values the L2 cache holds",
+            "// the last rows of all of them first: they need the most keys",
+            f"const unsigned heads = static_cast<unsigned>({heads});",
+            f"constexpr unsigned together = {plan.heads_together};",
+            "const unsigned first_head = blockIdx.x / (together * tiles_down) * together;",
+            "const unsigned heads_here = heads - first_head < together ? heads - first_head : together;",
+            "const unsigned inside = blockIdx.x % (together * tiles_down);",
+            "const long long head = first_head + inside % heads_here;",
+        ]
+        for place, dim in enumerate(others):
+            inner = " / ".join(["head", *(d.extent for d in reversed(others[place + 1 :]))])
+            lines.append(f"const long long {dim.index} = {inner}" + (f" % {dim.extent};" if place else ";"))
+        lines += [
+            "const long long row0 = static_cast<long long>(tiles_down - 1 - inside / heads_here) * tile_rows;",
+            "const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;",
+        ]
+        return lines
+
+    # ---- boxes
+
+    def coordinates(self, found: Boxes, column: int, line: str) -> str:
+        others = [f"static_cast<int>({index})" for index in found.others]
+        return ", ".join([str(column * LINE_ELEMENTS), line, *others])
+
+    def copies(self, found: Boxes, what: str, ring: str, arrived: str, line: str) -> list[str]:
+        """One tensor copy for each 64 columns."""
+        self.axes["copy_box"].add(2 + len(found.others))
+        return [
+            f"copy_box({ring}{segment(f'{what}_segment', s)}, {found.name}_map, {arrived}, "
+            f"{self.coordinates(found, s, line)});"
+            for s in range(found.segments)
+        ]
+
+    def box_stores(self, access: Access) -> list[str]:
+        found = self.plan.stored[access.tensor]
+        self.axes["store_box"].add(2 + len(found.others))
+        line = "static_cast<int>(row0) + warp_row"
+        return [
+            f"store_box({found.name}_map, staging{segment('query_segment', s)}, {self.coordinates(found, s, line)});"
+            for s in range(found.segments)
+        ]
+
+    def box_functions(self) -> Mapping[str, list[Mapping[str, Any]]]:
+        """The functions that move boxes, each for as many axes as some tensor has."""
+        made: dict[str, list[Mapping[str, Any]]] = {}
+        for name, counts in self.axes.items():
+            first = 2 if name == "store_box" else 3
+            made[name] = [
+                {
+                    "axes": axes,
+                    "names": ", ".join(COORDINATES[:axes]),
+                    "parameters": ", ".join(f"int {n}" for n in COORDINATES[:axes]),
+                    "braced": f"{{{', '.join(f'%{first + i}' for i in range(axes))}}}",
+                    "operands": ", ".join(f'"r"({n})' for n in COORDINATES[:axes]),
+                }
+                for axes in sorted(counts)
+            ]
+        return made
+
+    # ---- instructions
+
+    def multiplies(self) -> list[Mapping[str, Any]]:
+        plan = self.plan
+        keys, columns = plan.tile.keys, plan.value.padded
+        scores = f"scores of 64 queries and {keys} keys: queries @ keys^T, 16 along K, added or put in their place"
+        weights = f"sums of 64 queries and {columns} columns += weights @ values, 16 keys; weights come from registers"
+        return [
+            self.multiply("multiply_scores", plan.scores_each, False, scores),
+            self.multiply("multiply_weights", plan.sums_each, True, weights),
+        ]
+
+    def multiply(self, name: str, count: int, registers: bool, what: str) -> Mapping[str, Any]:
+        """One wgmma: its registers by number are the sums, the left factor or its descriptor, the right one's, add."""
+        left = [f"%{count + i}" for i in range(4 if registers else 1)]
+        rows = [range(first, min(first + 16, count)) for first in range(0, count, 16)]
+        fours = [range(first, min(first + 4, count)) for first in range(0, count, 4)]
+        given = [f'"r"(left[{i}])' for i in range(4)] if registers else ['"l"(left)']
+        add = [] if registers else ['"r"(static_cast<int>(add))']
+        return {
+            "name": name,
+            "what": what,
+            "count": count,
+            "cols": count * 2,
+            "left": "const unsigned (&left)[4]" if registers else "unsigned long long left",
+            "adds": registers,
+            "add": "1" if registers else f"%{count + len(left) + 1}",
+            "sums": [", ".join(f"%{i}" for i in row) + (", " if row.stop < count else "") for row in rows],
+            "factors": f"{'{' + ', '.join(left) + '}' if registers else left[0]}, %{count + len(left)}",
+            "outputs": [
+                ", ".join(f'"+f"(sums[{i}])' for i in four) + ("," if four.stop < count else "") for four in fours
+            ],
+            "inputs": ", ".join([*given, '"l"(right)', *add]),
+            "transposed": ", 1" if registers else ", 0, 0",
+        }
+
+    # ---- behind the sums
+
+    def behind(self) -> Mapping[str, Any]:
+        plan, behind = self.plan, self.plan.behind
+        asked = used_by(behind.body) | used_by(behind.row_body) | used_by(behind.pivot_body)
+        asked |= {store.value for store in (*behind.stores, *behind.row_stores)}
+        row: list[str] = []
+        if behind.top in asked or behind.pivot:
+            times = f" * {float_text(plan.scale)}" if plan.scale != 1 else ""
+            row.append(f"const float {behind.top} = largest[r]{times};")
+        row += [self.row_value(load) for load in behind.row_loads]
+        if behind.pivot:
+            self.functions.add("exponential")
+            row += self.statements(behind.pivot_body)
+            row.append("// sums were carried against the largest logit")
+            row.append(f"const float brought = exponential({behind.top} - {behind.pivot});")
+        if behind.total:
+            row.append(f"const float {behind.total} = summed[r]{' * brought' if behind.pivot else ''};")
+        row += self.statements(behind.row_body)
+        row += [
+            f"if (inside && lane % 4 == 0) *({self.at(store.access)}) = {self.stored(store)};"
+            for store in behind.row_stores
+        ]
+        boxed = [s for s in behind.stores if s.access.tensor in plan.stored]
+        apart = [s for s in behind.stores if s.access.tensor not in plan.stored]
+        pair = [
+            f"const {self.vec(load.access.dtype, 2)} {load.access.name}_vec = {self.pair_load(load.access)};"
+            for load in behind.loads
+        ]
+        pair += [f"float {s.access.name}_pair[2];" for s in boxed]
+        pair += [f"{self.vec(s.access.dtype, 2)} {s.access.name}_vec;" for s in apart]
+        brought = " * brought" if behind.pivot else ""
+        body = [f"const float {behind.sums} = {self.sums}[n * 4 + r * 2 + j]{brought};"]
+
+        def read(load: Load) -> str:
+            return self.to_value(load.access.dtype, f"{load.access.name}_vec.at[j]")
+
+        def write(store: Store) -> str:
+            if store in boxed:
+                return f"{store.access.name}_pair[j] = {store.value};"
+            return f"{store.access.name}_vec.at[j] = {self.stored(store)};"
+
+        body += element_lines(behind, Element(read, write), self)
+        stores = [f"{s.access.name}_words[n * 2 + r] = {self.rounded(s.access)};" for s in boxed]
+        stores += [f"if (inside) {self.pair_store(s.access)}" for s in apart]
+        boxes = [{"words": f"{s.access.name}_words", "stores": self.box_stores(s.access)} for s in boxed]
+        return {
+            "row": row,
+            "vectors": bool(behind.loads or apart),
+            "asks_col": asks([*pair, *body, *stores]),
+            "pair": pair,
+            "body": body if behind.stores else [],
+            "stores": stores,
+            "boxes": boxes,
+        }
+
+    def rounded(self, access: Access) -> str:
+        kind = "pair_bf16" if access.dtype is bf16 else "pair_f16"
+        self.pairs.add(kind)
+        return f"rounded_{kind}({access.name}_pair[0], {access.name}_pair[1])"
+
+    def pair_load(self, access: Access) -> str:
+        return f"{self.moving('load', access)}<2>({self.at(access, 'col')})"
+
+    def pair_store(self, access: Access) -> str:
+        return f"{self.moving('store', access)}<2>({self.at(access, 'col')}, {access.name}_vec);"
+
+    # ---- all of it
+
+    def sizes(self) -> list[str]:
+        plan, t = self.plan, self.plan.tile
+        staging = "values_at + stages * value_bytes" if plan.staging_at else "0"
+        return [
+            "// queries of a block, keys of a tile, and all keys",
+            f"constexpr int tile_rows = {t.rows}, tile_keys = {t.keys}, keys = {plan.keys}, stages = {t.stages};",
+            f"constexpr int warpgroup = 128, consumers = {plan.consumers};  // threads, and warpgroups",
+            "// bytes of a line of shared memory, of 64 columns of a tile's lines, and of all of them",
+            f"constexpr int line_bytes = {LINE_BYTES};",
+            "constexpr int query_segment = tile_rows * line_bytes, key_segment = tile_keys * line_bytes;",
+            "constexpr int value_segment = tile_keys * line_bytes;",
+            f"constexpr int query_bytes = {times(plan.query_boxes)}query_segment, "
+            f"key_bytes = {times(plan.key_boxes)}key_segment;",
+            f"constexpr int value_bytes = {times(plan.value_boxes)}value_segment;",
+            "// bytes from the queries, which come first, to the keys, the values, and what lies behind them",
+            "constexpr int keys_at = query_bytes, values_at = keys_at + stages * key_bytes;",
+            *([f"constexpr int staging_at = {staging};"] if plan.stored else []),
+            f"constexpr int barriers_at = {plan.barriers_at};",
+        ]
+
+    def context(self) -> dict[str, Any]:
+        plan = self.plan
+        self.axes: dict[str, set[int]] = {"copy_box": set(), "store_box": set()}
+        self.pairs = {f"pair_{plan.dtype.name}"}
+        self.functions.update(("larger", "power_of_2"))
+        self.constants.add("INFINITY")
+        tested = self.element_lines(plan.tested, f"{self.scores}[i]")
+        free = self.element_lines(plan.free, f"{self.scores}[i]") if plan.tests else tested
+        weight = self.element_lines(plan.weight, "power") if plan.weight.body else []
+        ends, key_range, behind = self.ends(), self.key_range(), self.behind()
+        row_setup, row_arrays, ahead = self.row_setup(), self.row_arrays(), self.ahead()
+        asks_col = {name: asks(lines) for name, lines in (("tested", tested), ("free", free), ("weight", weight))}
+        scale = plan.scale * (1.0 if plan.base_2 else math.log2(math.e))
+        staged = {what: f"{what}s_ring + stage * {what}_bytes" for what in ("key", "value")}
+        copies = {
+            "query": self.copies(plan.query_boxes, "query", "queries", "queries_full", "static_cast<int>(row0)"),
+            "key": self.copies(plan.key_boxes, "key", staged["key"], "keys_full + 8 * stage", "key0"),
+            "value": self.copies(plan.value_boxes, "value", staged["value"], "values_full + 8 * stage", "key0"),
+        }
+        shuffle = self.spelling.shuffle_xor
+        return {
+            **self.frame(plan),
+            "includes": self.headers_of({a.dtype for a in plan.accesses} | {plan.dtype}),
+            "uses": {"vec": behind["vectors"] or bool(ahead), "functions": self.functions},
+            "index": "int",
+            "row_reduces": [],
+            "sizes": self.sizes(),
+            "place": self.place(),
+            "ends": ends,
+            "key_range": key_range,
+            "met": len(self.named_ends(plan.ends)) if plan.meets else 0,
+            "copies": copies,
+            "box_functions": self.box_functions(),
+            "multiplies": self.multiplies(),
+            "pairs": [
+                {"name": f"rounded_{kind}", "body": self.spelling.functions[kind]} for kind in sorted(self.pairs)
+            ],
+            "rounded": f"rounded_pair_{plan.dtype.name}",
+            "type": plan.atom.word,
+            "ahead": ahead,
+            "pair_col": plan.atom.fragment.col_text(("n", 2)),
+            "row_setup": row_setup,
+            "row_arrays": row_arrays,
+            "slot": self.slot,
+            "slot_row": self.slot_row,
+            "scores": self.scores,
+            "sums": self.sums,
+            "col": plan.atom.fragment.col_text(("i", 1)),
+            "is_free": self.is_free(),
+            "tested": tested,
+            "tested_value": plan.tested.value,
+            "free": free,
+            "free_value": plan.free.value,
+            "weight": weight,
+            "weight_value": plan.weight.value if plan.weight.body else "power",
+            "asks_col": asks_col,
+            "asks_key": plan.tests or any(asks_col.values()),
+            "total": bool(plan.behind.total),
+            "scale": float_text(scale) if scale != 1 else "",
+            "behind": behind,
+            "partner": shuffle,
+            "peak_partner": shuffle.format("peaks[r]", "step"),
+            "summed_partner": shuffle.format("summed[r]", "step"),
+        }
+
+
+def segment(name: str, number: int) -> str:
+    """What is added to an address for its 64 columns of that number."""
+    return f" + {f'{number} * ' if number > 1 else ''}{name}" if number else ""
+
+
+def times(found: Boxes) -> str:
+    return f"{found.segments} * " if found.segments > 1 else ""
+
+
+def asks(lines: Iterable[str]) -> bool:
+    return any("col" in line for line in lines)

@@ -1,0 +1,158 @@
+"""Attention on Hopper's tensor cores: what the rule plans and refuses, and what the kernels compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fusegen import Chain, bf16, chain, dims, f32
+from fusegen import ops as F
+from fusegen.compiling.resources import of_cubin
+from fusegen.emitting.rendering import render
+from fusegen.errors import MissingError
+from fusegen.pipeline import gate
+from fusegen.planner.attention.wgmma import WgmmaAttentionPlan
+from fusegen.planner.attention.wgmma_rule import attention_wgmma
+from fusegen.planner.matching import NoMatch, NotFor
+from fusegen.planner.model import Layout, Source
+from fusegen.planner.rewrites import simplify
+from fusegen.runtime import Kernel, finding
+from fusegen.runtime.cache import compiled
+from fusegen.targets import H200, target
+from fusegen.validation import validate
+from tests import attentions, specs
+from tests.emitting.test_attention import needs_emulator
+
+A, B, C, H, S, T, D, E = dims("A B C H S T D E")
+RIGHT = ("plain", "lse", "window", "alibi", "document", "sink", "bias", "base_2", "one", "gated")
+
+
+@chain(B=1, H=1, S=140, T=300, D=64, E=64)
+def causal(q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, E]) -> tuple[bf16[B, H, S, E], f32[B, H, S, 1]]:
+    s = F.causal(q @ k.mT * 0.125, 126)  # the first row's keys end one before a tile does
+    return F.softmax(s) @ v, F.logsumexp(s)
+
+
+def plans(spec: Chain, layout: Layout | None = None, **sizes: int) -> list[WgmmaAttentionPlan]:
+    graph = spec.graph.at(**sizes) if sizes else spec.graph
+    return list(attention_wgmma(simplify(graph), H200, layout or Layout()))
+
+
+def source(spec: Chain, tile: str, layout: Layout, **sizes: int) -> Source:
+    """Of the plan of that tile; of the general rule's first plan for what tensor copies can't move."""
+    try:
+        found = [p for p in plans(spec, layout, **sizes) if tile in p.configuration]
+    except NoMatch:
+        return render(attentions.plan_for(spec, "cuda:a100", "", layout, **sizes))
+    return render(found[0])
+
+
+def kernel(spec: Chain, tile: str = "", check: bool = True, **sizes: int) -> Kernel:
+    def variant(layout: Layout) -> tuple[Source, None]:
+        return source(spec, tile, layout, **sizes), None
+
+    return Kernel(*variant(Layout()), finding.find(H200, "emulator", check=check), variant)
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", RIGHT)
+def test_every_chain_is_right(name: str) -> None:
+    (spec,) = (spec for spec in attentions.ALL if spec.name == name)
+    report = validate(kernel(spec), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+@needs_emulator
+def test_layouts_strides_and_counts_of_rows() -> None:
+    report = validate(kernel(causal, "64x128"))
+    assert report.ok, str(report)[:2000]
+
+
+@needs_emulator
+@pytest.mark.parametrize(("depth", "width"), [(64, 64), (72, 128), (192, 128), (256, 256)])
+def test_every_tile_is_right(depth: int, width: int) -> None:
+    """One launch of each, of rows and keys that no tile divides."""
+    for plan in plans(causal, D=depth, E=width):
+        run = kernel(causal, plan.configuration, D=depth, E=width)
+        report = validate(run, quick=True, cases=("normal",))
+        assert report.ok, f"{plan.configuration}: {str(report)[:1500]}"
+
+
+@needs_emulator
+def test_the_fast_build_gives_the_same_bits() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 2, n, 64)).astype(bf16.numpy) for n in (140, 300, 300))
+    found = [kernel(causal, check=check)(q, k, v) for check in (True, False)]
+    for one, other in zip(*found, strict=True):
+        assert (one.view(np.uint8) == other.view(np.uint8)).all()
+
+
+def test_a_scale_is_taken_out_of_the_elements() -> None:
+    """The largest of scaled scores is the scaled largest: no element is multiplied before it meets its power of 2."""
+    plan = plans(causal)[0]
+    assert plan.scale == 0.125
+    assert not plan.free.body
+    assert "0.18033688f" in render(plan).text  # log2(e) / 8
+    assert plans(attentions.softcap)[0].scale == 1.0  # by a run-time number, whose sign is not known
+    assert plans(attentions.bias)[0].scale == 1.0
+
+
+def test_rows_of_unequal_length_are_mixed() -> None:
+    """As many heads as the L2 cache holds the keys and values of."""
+    big = causal.at(B=1, H=64, S=4096, T=4096, D=128, E=128)
+    assert plans(big)[0].heads_together == 8
+    assert plans(big, S=65536, T=65536)[0].heads_together == 1
+    assert plans(attentions.plain)[0].heads_together == 1
+    assert "heads at a time" in render(plans(big)[0]).text
+
+
+def test_what_it_refuses() -> None:
+    with pytest.raises(NotFor, match="has no wgmma"):
+        list(attention_wgmma(simplify(causal.graph), target("cuda:a100"), Layout()))
+    with pytest.raises(NoMatch, match="multiple of 16 bytes"):
+        plans(causal, Layout(unaligned=frozenset({"k"})))
+    with pytest.raises(NoMatch, match="q moves along 6 axes, and a tensor copy along 5"):
+        plans(many_axes, Layout(split=True))
+    with pytest.raises(NotFor, match="two products"):
+        plans(specs.ALL["rmsnorm"])
+
+
+@chain(A=2, B=2, C=2, H=2, S=70, T=130, D=64)
+def many_axes(q: bf16[A, B, C, H, S, D], k: bf16[H, T, D], v: bf16[H, T, D]) -> bf16[A, B, C, H, S, D]:
+    return F.softmax(q @ k.mT) @ v
+
+
+# ---------------------------------------------------------------- as it is shipped
+
+
+@pytest.mark.parametrize("sizes", [{}, {"D": 64}, {"D": 80}, {"D": 256}], ids=str)
+def test_first_candidates_pass_the_gate(sizes: dict[str, int]) -> None:
+    made = render(plans(specs.ALL["causal_attention"], None, **sizes)[0])
+    try:
+        binary = compiled(made)
+    except MissingError as missing:
+        pytest.skip(str(missing).splitlines()[0])
+    assert binary is not None
+    assert not gate(binary.resources)
+
+
+def test_products_that_wait_for_one_another_do_not_pass_the_gate() -> None:
+    log = (
+        "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+        "insufficient register resources for the function 'f'\n"
+        "ptxas info    : Compiling entry function 'f' for 'sm_90a'\nptxas info    : Function properties for f\n"
+        "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info    : Used 168 registers\n"
+    )
+    found = of_cubin(compiled_cubin(), log, "f", 0)
+    assert found.serialized == "insufficient register resources"
+    assert "wait for one another: insufficient register resources" in gate(found)
+
+
+def compiled_cubin() -> bytes:
+    """Some ELF file."""
+    try:
+        binary = compiled(render(attentions.plan_for(attentions.tiny, "cuda:a100")))
+    except MissingError as missing:
+        pytest.skip(str(missing).splitlines()[0])
+    assert binary is not None
+    return binary.code
