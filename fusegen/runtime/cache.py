@@ -70,11 +70,16 @@ def is_count(number: object) -> bool:
     return type(number) is int and 0 <= number < 2**63
 
 
+def is_fact(name: str, value: object) -> bool:
+    """Of a kernel's resources: counts, and why products wait for one another."""
+    return isinstance(value, str) if name == "serialized" else is_count(value)
+
+
 def unpack(facts: Mapping[str, Any], code: bytes, key: Key, target: Target) -> Entry:
     """The entry behind the facts and bytes of a file. Raises Damaged for anything but what `store` wrote."""
     numbers, verdict = facts.get("resources"), facts.get("verdict")
     names = {f.name for f in fields(Resources)}
-    if not isinstance(numbers, dict) or set(numbers) != names or not all(is_count(n) for n in numbers.values()):
+    if not isinstance(numbers, dict) or set(numbers) != names or not all(map(is_fact, numbers, numbers.values())):
         raise Damaged("its resources are not those of this version")
     text = [facts.get("log"), facts.get("compiler")]
     seconds: Any = facts.get("seconds")
