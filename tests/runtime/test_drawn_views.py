@@ -9,7 +9,7 @@ from tests.drawn_views import judged, spec_text
 from tests.tools import needs_compiler
 
 TARGETS = ("cuda:h200", "cuda:sm_80", "hip:mi300x")
-SEEDS = (0, 3, 5, 11, 56, 69, 123, 222)  # 56 and 69 write rows of one element
+SEEDS = (0, 3, 5, 11, 56, 69, 123, 774)  # 56 and 69 write rows of one element, 774 reduces groups of 24
 
 
 @needs_compiler

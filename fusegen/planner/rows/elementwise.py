@@ -21,6 +21,7 @@ from fusegen.planner.matching import NotFor, need_countable, need_no_columns, ne
 from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, accesses, arrays, is_flat, vector_widths
 from fusegen.planner.rows.assembly import Draft, assemble, row_draft
+from fusegen.planner.rows.rowwise import group_lanes, group_widths
 from fusegen.planner.rows.schedule import schedule
 from fusegen.targets.base import Target
 
@@ -88,11 +89,11 @@ def row_values(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan
 
 def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     need_countable(graph.cols)
-    for vector in vector_widths(graph, layout):
+    for vector in group_widths(graph, target, vector_widths(graph, layout)):
         draft = row_draft(graph, target, layout, vector)
         planned = schedule(graph, draft.accesses, keeps="values", by_vectors=True)
         for threads, per_thread in itertools.product(BLOCK_THREADS, shares(vector)):
-            per_row = 1
+            per_row = group_lanes(graph, vector)
             while per_row < threads and per_row * per_thread < draft.vectors:
                 per_row *= 2
             if per_row * (per_thread - 1) >= draft.vectors:
