@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from fusegen.emulator import toolchain
-from fusegen.errors import FusegenError
+from fusegen.errors import FusegenError, MissingError
 from fusegen.runtime import native
 from fusegen.targets import H200, MI300X, Target
+from tests.costs import Costs
 
 hypothesis.settings.register_profile("fusegen", deadline=None)  # no test is timed: machines differ
 hypothesis.settings.load_profile("fusegen")
@@ -37,10 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before xdist starts its workers: the emulator's two runtimes, or each worker would build both for itself.
+    """What tests cost is added up. Before xdist starts its workers: the emulator's two runtimes, or each worker would
+    build both for itself.
 
     Each worker has a processor to itself, and no use for threads of numpy's that wait for work by spinning.
     """
+    config.pluginmanager.register(Costs())
     if getattr(config.option, "numprocesses", None) and not config.option.collectonly:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         with ThreadPoolExecutor() as pool:
@@ -102,6 +105,23 @@ def nobodys_measurements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUSEGEN_DATABASE", str(tmp_path_factory.mktemp("measured") / "none.db"))
         yield
+
+
+@pytest.fixture(scope="module")
+def emulated_only(request: pytest.FixtureRequest) -> Iterator[None]:
+    """`compile` for the emulator makes no machine code, as where NVRTC and hiprtc are missing.
+
+    Machine code takes as long as all else that a test of numbers does, and shows nothing of them. That kernels of every
+    kind compile is what tests of golden sources, of rendering, and the fuzz show. With --all it is made everywhere.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.config.option.all:
+            patch.setattr("fusegen.pipeline.compiled", without_a_compiler)
+        yield
+
+
+def without_a_compiler(*_: Any, **__: Any) -> Any:
+    raise MissingError("this test makes no machine code")
 
 
 @pytest.fixture(scope="session")

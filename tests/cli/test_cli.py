@@ -750,7 +750,8 @@ def test_a_closed_pipe_is_no_accident() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "list", "list --json", "list --ops", "--help", "plan --help", "--version", "cache info", "emit --check",
+        "list", "list --json", "list --ops", "--help", "plan --help", "--version", "cache info",
+        "emit specs/copy.py --target cuda:h200 --check",
         "plan specs/copy.py --target cuda", "inspect specs/copy.py --target cuda", "doctor",
         "inspect specs/copy.py --target cuda --json", "db export --shipped -", "db show --shipped",
     ],

@@ -185,7 +185,7 @@ def check(name: str, kernel: Kernel, given: list[Array]) -> None:
             np.testing.assert_allclose(got.astype(np.float64), want, rtol=rounding, atol=2e-6 * max(8, rows))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_columns_are_those_of_numpy(data: st.DataObject) -> None:
     skip_without_emulator()
@@ -212,7 +212,8 @@ def test_columns_pass_validation(name: str, request: pytest.FixtureRequest) -> N
     in_full = name in IN_FULL or request.config.getoption("--all")
     for of in TARGETS:
         plans = column_plans(CHAINS[name].graph, of)
-        for plan in {p.cluster: p for p in reversed(plans)}.values():
+        ways = list({p.cluster: p for p in reversed(plans)}.values())
+        for plan in ways if in_full else {id(way): way for way in (ways[0], ways[-1])}.values():
             report = validate(kernel_of(plan), quick=not (in_full and of == "cuda:h200"))
             assert report.ok, report
 

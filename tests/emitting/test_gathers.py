@@ -23,6 +23,8 @@ from fusegen.targets import H200, Target
 from fusegen.validation import validate
 from tests.row_plans import row_plans
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 B, D, H, M, N, S, V = dims("B D H M N S V")
 Array = np.ndarray[Any, np.dtype[Any]]
 LEAST, MOST = -(2**31), 2**31 - 1

@@ -45,6 +45,8 @@ from tests.gemms import (
     tiled,
 )
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 CUDA, AMD = "cuda:h200", "hip:gfx90a"
 
 

@@ -15,6 +15,8 @@ from fusegen.validation import validate
 from tests.specs import PRODUCTS, storage_types
 from tests.tools import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 ODD = {"M": 37, "N": 75, "K": 83, "B": 2, "S": 19, "D": 83, "Q": 75, "G": 21}  # no multiple of anything
 EVEN = {"M": 64, "N": 96, "K": 64, "B": 2, "S": 16, "D": 64, "Q": 96, "G": 32}
 ONE = dict.fromkeys(ODD, 1) | {"M": 3}

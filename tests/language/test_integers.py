@@ -28,6 +28,8 @@ from fusegen.validation.inputs import make_operands, sizes_for
 from fusegen.validation.patterns import PATTERNS
 from tests.tools import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 M, N, K = dims("M N K")
 LEAST, MOST = -(2**31), 2**31 - 1
 VENDORS = ("cuda:h200", "hip:mi300x")
@@ -65,11 +67,16 @@ MEANINGS: dict[str, Callable[..., int]] = {
     "mod": lambda a, b: a % b if b else 0,
     "to_i8": lambda a: min(max(a, -128), 127),
     "to_u8": lambda a: min(max(a, 0), 255),
+    "to_i4": lambda a: min(max(a, -8), 7),
+    "to_u4": lambda a: min(max(a, 0), 15),
     "shift_left": lambda a, n: wrapped(a << n) if 0 <= n < 32 else 0,
     "shift_right": lambda a, n: a >> n if 0 <= n < 32 else -(a < 0),
 }
 RANDOM = ("philox", "to_unit")  # see test_random.py
-OPS = [op for op in F.PRIMITIVES if op.kind is Kind.MAP and op.takes in ("number", "int") and op.name not in RANDOM]
+OPS = [
+    op for op in F.PRIMITIVES
+    if op.kind is Kind.MAP and op.takes in ("number", "int") and op.result != f32 and op.name not in RANDOM
+]  # fmt: skip
 
 
 def integers(rows: int, cols: int) -> Array:

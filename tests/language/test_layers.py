@@ -16,6 +16,8 @@ from fusegen.pipeline import compile
 from fusegen.runtime.program import Program
 from fusegen.targets import H200, MI300X, Target
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 Array = np.ndarray[Any, np.dtype[Any]]
 B, C, S, H, W, M, N, T, D = dims("B C S H W M N T D")
 

@@ -332,6 +332,7 @@ def test_op_matches_numpy(op: Op) -> None:
 FORMS = {map_chain(op, 1).name: op for op in reversed(MAPS)}
 
 
+@pytest.mark.usefixtures("emulated_only")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("cols", [1, 31])
 def test_ops_of_every_form_match_numpy_in_short_rows(form: str, cols: int) -> None:
@@ -339,6 +340,7 @@ def test_ops_of_every_form_match_numpy_in_short_rows(form: str, cols: int) -> No
     compile(map_chain(FORMS[form], cols), H200, on="emulator")
 
 
+@pytest.mark.usefixtures("emulated_only")
 @pytest.mark.parametrize("op", REDUCES, ids=str)
 @pytest.mark.parametrize("cols", [1, 33, 1000, 4100])
 def test_reduction_matches_numpy(op: Op, cols: int, target: Target) -> None:
@@ -385,6 +387,7 @@ def test_a_product_of_a_row_is_bounded_through_the_ends_of_f32() -> None:
     assert 3.5 * 2.25 - 6 <= near <= (3.5 * 2.25 - 6) * 1.002
 
 
+@pytest.mark.usefixtures("emulated_only")
 @pytest.mark.by_values("function", "target")  # what they are made of, ops, is compiled for both vendors
 @pytest.mark.parametrize("function", F.COMPOSITES, ids=lambda f: f.__name__)
 def test_composite_matches_numpy(function: Callable[..., Any], target: Target) -> None:

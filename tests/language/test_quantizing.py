@@ -19,6 +19,8 @@ from fusegen.pipeline import compile
 from fusegen.validation import validate
 from tests.tools import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 M, N = dims("M N")
 Array = np.ndarray[Any, np.dtype[Any]]
 VENDORS = ("cuda:sm_80", "cuda:h200", "hip:mi300x")

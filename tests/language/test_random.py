@@ -25,6 +25,8 @@ from fusegen.validation import far
 from fusegen.validation.memory import Arrangement, place
 from tests.row_plans import row_plans
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 B, K, M, N = dims("B K M N")
 Array = np.ndarray[Any, np.dtype[Any]]
 

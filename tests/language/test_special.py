@@ -31,6 +31,8 @@ from fusegen.validation import analyse
 from fusegen.validation.bounds import FLOOR, ULP, formula
 from fusegen.validation.compare import compare, figures
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 M, N = dims("M N")
 TORCH = {f16: "float16", bf16: "bfloat16", f32: "float32"}
 Array = np.ndarray[Any, np.dtype[Any]]

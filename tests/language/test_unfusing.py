@@ -25,6 +25,8 @@ from tests.language.test_products import bias_gelu, norm_swiglu
 from tests.specs import ROWS
 from tests.tools import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 SPECS = tuple(ROWS.values())
 B, M, N, K = dims("B M N K")
 

@@ -29,6 +29,8 @@ from fusegen.targets import H200, MI300X, Target
 from fusegen.validation import validate
 from tests.tools import needs_compiler, untyped
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 M, N = dims("M N")
 Array = np.ndarray[Any, np.dtype[Any]]
 TARGETS = (H200, MI300X)

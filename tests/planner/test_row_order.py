@@ -12,6 +12,8 @@ from fusegen.planner.rows.row_order import missed
 from fusegen.targets import H200, MI300X, Target
 from tests.tools import needs_both
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 B, H, S, N = dims("B H S N")
 
 

@@ -22,6 +22,8 @@ from fusegen.validation import validate
 from tests import gemms
 from tests.tools import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 M, N, K = dims("M N K")
 GPUS = ("cuda:h200", "cuda:sm_80", "hip:mi300x")
 CHAINS = (*gemms.ALL, *gemms.BY_ROWS, gemms.side_by_side)

@@ -20,6 +20,8 @@ from fusegen.language.reference import reference
 from fusegen.language.spec import Chain
 from tests.chains_cut import logits_topk, lora, mlp, residual_norm
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 try:
     compiler()
 except EmulatorUnavailable as error:

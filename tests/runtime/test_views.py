@@ -22,6 +22,8 @@ from fusegen.language.spec import Chain
 from fusegen.language.types import TensorType
 from tests.planner.test_lowering import CASES
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 try:
     compiler()
 except EmulatorUnavailable as error:
@@ -126,7 +128,7 @@ def through(steps: list[Step], x: Any, by: str) -> Any:
     return x
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn(), st.sampled_from(["cuda:h200", "cuda:sm_80", "hip:mi300x"]))
 def test_drawn_chains(steps: list[Step], target: str) -> None:
     try:

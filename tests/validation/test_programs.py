@@ -30,6 +30,7 @@ def made(spec: Chain, target: str = "cuda:h200") -> Program:
     return found
 
 
+@pytest.mark.usefixtures("emulated_only")
 @pytest.mark.by_values("spec", "target")  # shipped programs meet every target below
 @pytest.mark.parametrize("target", ["cuda:h200", "cuda:sm_80", "hip:mi300x"])
 @pytest.mark.parametrize("spec", CHAINS, ids=lambda c: c.name)
@@ -38,6 +39,7 @@ def test_every_cut_is_right(spec: Chain, target: str) -> None:
     assert report.ok, str(report)
 
 
+@pytest.mark.usefixtures("emulated_only")
 @pytest.mark.parametrize("target", ["cuda:h200", "cuda:sm_80", "hip:mi300x"])
 @pytest.mark.parametrize("spec", PROGRAMS.values(), ids=lambda c: c.name)
 def test_every_shipped_program_is_right(spec: Chain, target: str) -> None:
