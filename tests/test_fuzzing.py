@@ -107,6 +107,8 @@ EVERY = {
     "extremes of a row of integers", "bits of integers", "integers of floats", "ends of i32", "random numbers",
     "running sums", "products",
     "products of batches", *(f"products of {dtype}" for dtype in FLOATS), "products side by side", "a pair of products",
+    "attention", "attention of f16", "attention of bf16", "shared keys",
+    *(f"attention to a {mask}" for mask in ("causal", "window", "chunk", "prefix", "memory")),
     "a left factor transposed", "a left factor computed", "scales of rows", "special scales of rows",
     *TARGETS, *(drawn.kind for drawn in ORDER), *(f"operand {layout}" for layout in LAYOUTS),
     "out=", *(f"out {layout}" for layout in LAYOUTS - {"broadcast"}),

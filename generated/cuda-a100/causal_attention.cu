@@ -226,7 +226,8 @@ causal_attention(
   for (int v = 0; v < 8; ++v) {
     copy_chunk<8>(q_to + v * (16 * q_pitch * 2), q_from + v * 16 * q_stride_S, q_row + v * 16 < rows_here ? 8 : 0);
   }
-  copy_tile(first_key, 0);
+  if (first_key < end_key) copy_tile(first_key, 0);
+  commit_copies();
 
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[2], pivots[2], summed[2];

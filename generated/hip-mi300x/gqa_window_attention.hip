@@ -201,7 +201,7 @@ gqa_window_attention(
     const Vec<__bf16, 8> q_vec = load_chunk<8>(q_from + v * 16 * q_stride_S, q_row + v * 16 < rows_here ? 8 : 0);
     store<8>(ring + q_at + (q_row + v * 16) * q_pitch + q_col, q_vec);
   }
-  fetch_tile(first_key);
+  if (first_key < end_key) fetch_tile(first_key);
 
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[1], pivots[1], summed[1];

@@ -129,6 +129,16 @@ def test_keys_that_no_row_needs_are_not_read() -> None:
 
 
 @needs_emulator
+@pytest.mark.parametrize("name", [CUDA, AMD])
+def test_blocks_whose_rows_need_no_key_read_none(name: str) -> None:
+    """Rows far behind the last key: the first tile of their windows would lie beyond the keys."""
+    run = kernel(attentions.window, name, B=1, G=1, R=1, S=300, T=128, D=16)
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal((1, 1, 1, n, 16)).astype(bf16.numpy) for n in (300, 128, 128))
+    assert (run(q, k, v)[0, 0, 0, 170:].astype(np.float32) == 0).all()
+
+
+@needs_emulator
 def test_views_of_heads_and_strides_of_0() -> None:
     run = kernel(attentions.window, CUDA, B=2, G=2, R=2, S=40, T=60, D=16)
     rng = np.random.default_rng(3)

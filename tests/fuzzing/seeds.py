@@ -12,6 +12,7 @@ import numpy as np
 from tests.fuzzing.bounded import Array, Bounded, exact
 from tests.fuzzing.choosing import Choice
 from tests.fuzzing.draft import Draft, Operand, Values
+from tests.fuzzing.drawing_attention import Attention
 from tests.fuzzing.drawing_choices import Choices
 from tests.fuzzing.drawing_integers import Integers
 from tests.fuzzing.drawing_products import LargeProducts, Products
@@ -21,10 +22,11 @@ from tests.fuzzing.operands import Fill, Laid, content, draw_fill, known, lay, s
 TARGETS = ("cuda:sm_80", "cuda:h200", "cuda:b200", "hip:mi300x", "hip:gfx90a")
 # by the seed, modulo their number
 ORDER: tuple[type[Draft], ...] = (
-    Rows, Choices, Products, Rows, Integers, Rows, Choices, Outputs, Products, Rows, LargeProducts, Rows, Choices,
-    Integers, Products, Outputs,
+    Rows, Choices, Products, Rows, Integers, Rows, Choices, Outputs, Products, Rows, LargeProducts, Attention,
+    Choices, Integers, Products, Outputs,
 )  # fmt: skip
 ROW_KINDS = (Rows, Outputs, Choices, Integers)
+OF_MATRICES = ("products", "large products", "attention")  # whose operands may lie either way round
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,7 @@ def case(seed: int) -> Case:
     def drawn_fill(operand: Operand, out: bool = False) -> Fill:
         shape = sized(operand.shape, sizes)
         return draw_fill(rng, operand, shape, extreme=draft.kind == "integers", special=special,
-                         matrices=draft.kind in ("products", "large products") and len(shape) >= 2 and not out,
-                         out=out)  # fmt: skip
+                         matrices=draft.kind in OF_MATRICES and len(shape) >= 2 and not out, out=out)  # fmt: skip
 
     fills = tuple(drawn_fill(operand) for operand in draft.everything)
     outs = None

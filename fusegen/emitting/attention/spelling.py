@@ -159,14 +159,14 @@ class AttentionSpeller(AttentionWords):
         *others, rows = plan.row_dims
         lines = [f"const long long rows = {rows.extent};"] if rows.extent != "rows" else []
         tile = "blockIdx.x"
-        if others or plan.ends.direction in ("up", "any"):
+        if others:
             lines.append("const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);")
         if others:
             for place, dim in enumerate(others):
                 inner = " / ".join(["blockIdx.x / tiles_down", *(d.extent for d in reversed(others[place + 1 :]))])
                 lines.append(f"const long long {dim.index} = {inner}" + (f" % {dim.extent};" if place else ";"))
             tile = "blockIdx.x % tiles_down"
-        if plan.ends.direction == "up" and plan.ends.end is not None:
+        if plan.longest_first:
             lines.append("// the last rows first: they need the most keys")
             tile = f"tiles_down - 1 - {tile}"
         lines.append(f"const long long row0 = static_cast<long long>({tile}) * tile_rows;")

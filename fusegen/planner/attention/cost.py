@@ -26,20 +26,22 @@ MMA_SYNC_SHARE = 0.60  # of the data sheet's rate: FlashAttention-2 reaches 190 
 BEHIND_WGMMA_SHARE = 0.36  # where that rate takes warpgroups: 350 of 989 on an H100 (Shah et al. 2024)
 MFMA_SHARE = 0.3  # predicted, not measured
 EXPONENTIALS = 16  # of an SM in a cycle (CUDA C++ Programming Guide, throughput of native arithmetic)
+ROW_VALUE_REGISTERS = 4  # of two rows, and of what is made of them on the way
 TILE_US = 0.15  # of a block before its first product and behind its last, for every 16 rows
 OVERLAP_EXPONENT = 4.0
-USUAL_REGISTERS = 40  # addresses, row values, loop counters
+USUAL_REGISTERS = 52  # addresses, loop counters, what the compiler holds ahead: 128 x 128 x 128 takes 242 to 250
 
 
-def registers_of(tile: AttentionTile, atom: Atom, query: Matrix, key: Matrix, value: Matrix, target: Target) -> int:
-    """Registers of one thread: sums of the result, scores, their halves, fragments, and what is on its way."""
+def registers_of(tile: AttentionTile, atom: Atom, query: Matrix, key: Matrix, value: Matrix, row_values: int) -> int:
+    """Registers of one thread: sums of the result, scores, their halves, fragments, what is on its way, and so many
+    values of each of its rows."""
     rows = tile.rows // tile.warps
     lanes = atom.fragment.lanes
     sums = rows * value.padded // lanes
     scores = rows * tile.keys // lanes
     held = rows * query.padded // (2 * lanes) if tile.held else 8
     fetched = sum(m.elements // (2 * tile.warps * lanes) for m in (key, value) if not m.copied)
-    return USUAL_REGISTERS + sums + scores + scores // 2 + held + fetched
+    return USUAL_REGISTERS + sums + scores + scores // 2 + held + fetched + row_values * ROW_VALUE_REGISTERS
 
 
 def estimate(

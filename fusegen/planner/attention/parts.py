@@ -209,6 +209,13 @@ class AttentionPlan(Plan):
         return self.keys % self.tile.keys != 0
 
     @property
+    def longest_first(self) -> bool:
+        """Are the tiles of a product's last rows taken first, which need the most keys, so that short ones fill the
+        last wave? Of one product alone blocks follow their rows, as validation takes it of launches too large to
+        hold."""
+        return self.ends.direction == "up" and self.ends.end is not None and len(self.row_dims) > 1
+
+    @property
     def tests(self) -> bool:
         """Are there tiles that have to be tested, and others that have not?"""
         return self.ragged or self.ends.settles

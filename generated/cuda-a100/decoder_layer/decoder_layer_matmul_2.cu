@@ -207,7 +207,8 @@ decoder_layer_matmul_2(
     copy_chunk<8>(queries_to + v * (2 * queries_pitch * 2), queries_from + v * 2 * queries_stride_G,
         queries_row + v * 2 < rows_here ? 8 : 0);
   }
-  copy_tile(first_key, 0);
+  if (first_key < end_key) copy_tile(first_key, 0);
+  commit_copies();
 
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[2], pivots[2], summed[2];

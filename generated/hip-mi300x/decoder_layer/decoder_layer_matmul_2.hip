@@ -198,7 +198,7 @@ decoder_layer_matmul_2(
     const Vec<__bf16, 8> queries_vec = load_chunk<8>(queries_from + v * 4 * queries_stride_G, queries_row + v * 4 < rows_here ? 8 : 0);
     store<8>(ring + queries_at + (queries_row + v * 4) * queries_pitch + queries_col, queries_vec);
   }
-  fetch_tile(first_key);
+  if (first_key < end_key) fetch_tile(first_key);
 
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[1], pivots[1], summed[1];
