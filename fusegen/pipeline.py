@@ -17,6 +17,7 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from importlib import import_module
 from typing import Any
 
 from fusegen.compiling import Binary, Resources
@@ -106,6 +107,11 @@ def plan(
 def steps_candidates(program: ProgramPlan) -> tuple[Candidates, ...]:
     """Each step's candidates, for arrays that lie as the program has them lie."""
     return tuple(candidates(step.graph, program.target, step.plan.layout) for step in program.steps)
+
+
+def first(found: Candidates, plan: Plan) -> Candidates:
+    """The candidates, those of the plan's configuration first."""
+    return replace(found, plans=tuple(sorted(found.plans, key=lambda p: p.configuration != plan.configuration)))
 
 
 def tuned_steps(program: ProgramPlan, tuned: bool = True) -> ProgramPlan:
@@ -223,16 +229,23 @@ def compile(
     return compile_kernel(found, on=on, validate=validate, tuned=tuned)
 
 
-def compile_program(program: ProgramPlan, *, on: str = "auto", validate: bool = True, tuned: bool = True) -> Program:
-    """The program, compiled: a kernel for each step. Validated as a whole against the reference of its chain; raises
-    ValidationError where that fails."""
+def compile_program(
+    program: ProgramPlan, *, on: str = "auto", validate: bool = True, tuned: bool = True, as_planned: bool = False
+) -> Program:
+    """The program, compiled: a kernel for each step. Validated as a whole against the reference of its chain, at a
+    smaller width and K where its products are large; raises ValidationError where that fails. `as_planned`: each step's
+    own plan is the first that is tried."""
     device = finding.find(program.target, on)
     found = steps_candidates(program)
+    if as_planned:
+        found = tuple(first(own, step.plan) for own, step in zip(found, program.steps, strict=True))
     kernels = [compile_kernel(one, on=on, validate=False, tuned=tuned) for one in found]
     steps = (replace(step, plan=kernel.plan) for step, kernel in zip(program.steps, kernels, strict=True))
     made = Program(replace(program, steps=tuple(steps)), kernels, device)
     made.again = partial(compile, program.graph, program.target, on=on, validate=validate, tuned=tuned)
-    if validate:
+    if validate and (small := import_module("fusegen.planner.programs.smaller").smaller(made.plan)) is not None:
+        made.report = compile_program(small, on=on, tuned=False, as_planned=True).report
+    elif validate:
         made.report = proven(made)
         if made.report.unjudged:
             raise RequestError(f"{program.name}: {made.report.unjudged}")

@@ -200,8 +200,10 @@ def step(
     if node.op.kind is Kind.LEAF:
         return place(node, args, graph, sizes) if node.op.name in PLACES else leaf(node, graph, sizes)
     if node.op.kind is Kind.TRANSPOSE:
-        error = np.broadcast_to(args[0].error, args[0].value.shape)
-        return Bounded(apply(node.op, [args[0].value]), apply(node.op, [error]))
+        error = np.asarray(args[0].error)  # one number where all are exact
+        if error.ndim:
+            error = apply(node.op, [np.broadcast_to(error, args[0].value.shape)])
+        return Bounded(apply(node.op, [args[0].value]), error)
     if node.op.kind is Kind.UNPACK:
         return unpacked(node, args[0])
     if node.op.kind is Kind.VIEW:

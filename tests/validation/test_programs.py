@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 import fusegen
-from fusegen import Chain, Program, pipeline
+from fusegen import Chain, Program, bf16, chain, dims, f32, i32, pipeline
+from fusegen import ops as F
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import ArgumentError, KernelError
 from fusegen.planner.programs.model import Arena, ProgramPlan
+from fusegen.planner.programs.smaller import smaller
 from fusegen.validation import validate
 from tests.chains_cut import CHAINS, best_masked, lora, mlp
 from tests.specs import FEW, PROGRAMS
@@ -22,6 +24,9 @@ try:
     compiler()
 except EmulatorUnavailable as error:
     pytest.skip(f"no emulator: {str(error).splitlines()[0]}", allow_module_level=True)
+
+
+M, H, V = dims("M H V")
 
 
 def made(spec: Chain, target: str = "cuda:h200") -> Program:
@@ -150,3 +155,22 @@ def test_a_wrong_offset_is_caught(by: int) -> None:
             return replace(right, launches=(replace(first, pointers=pointers), *others))
 
     assert caught(Shifted(program.plan, program.kernels, program.device))
+
+
+def test_large_products_are_validated_at_a_smaller_width_and_k() -> None:
+    """By the same rules and, for what multiplies, the same configuration; the report says at which sizes."""
+
+    @chain(M=4096, H=2048, V=40064)
+    def loss(x: bf16[M, H], w: bf16[V, H], labels: i32[M, 1]) -> f32[M, 1]:
+        return F.cross_entropy(x @ w.T, labels)
+
+    program: Any = fusegen.compile(loss, target="cuda:h200", on="emulator")
+    assert program.report.ok
+    small = smaller(program.plan)
+    assert small is not None
+    assert small.graph.sizes == {"M": 4096, "H": 512, "V": 640}
+    assert small.steps[0].plan.configuration == program.plan.steps[0].plan.configuration
+
+
+def test_small_products_are_validated_as_they_are() -> None:
+    assert smaller(made(mlp).plan) is None
