@@ -9,12 +9,12 @@ Where a GPU copies to shared memory asynchronously, rows are asked for some turn
 waits for nobody then, and bytes are in flight at all times. Each thread copies its own columns, and reads them there in
 every pass, so that no barrier stands between. Elsewhere rows are kept in registers, and other blocks hide the wait.
 
-On an H100 (3.00 TB/s of copy rate, medians, cold L2) the gradients of RMSNorm took 151.0 us at 16384 x 4096 in bf16 and
-150.6 at 8192 x 8192, both kernels, 0.89 of the floor (torch.compile: 167 and 235); the first kernel alone 146 and 145,
-0.93 and 0.94. Two or four rows ahead, 256 or 512 threads a row, 264 to 528 parts were within 5 % of each other, and rows
-in registers (148.4) as good as rows ahead. LayerNorm's at 1024 x 12288 took 49.8, 0.51, since a block has eight rows; in
-registers, by vectors of four, 45.5. Column sums of f32 at 1048576 x 1024 took 1420, 1.01, and with several rows a block
-1385. Costs are those of other kernels of rows (planner/rows/duration.py), which put rows ahead first.
+On an H100 (3.00 TB/s of copy rate, medians, cold L2) the gradients of RMSNorm took 151.0 us at 16384 x 4096 in bf16
+and 150.6 at 8192 x 8192, both kernels, 0.89 of the floor (torch.compile: 167 and 235); the first kernel alone 146 and
+145, 0.93 and 0.94. Two or four rows ahead, 256 or 512 threads a row and 264 to 528 parts were within 8 % of each other
+at 16384 x 4096, and rows in registers (148.4) as good as rows ahead. LayerNorm's at 1024 x 12288 took 49.8, 0.51 of the
+floor, since a block has eight rows; in registers, by vectors of four, 45.5. Column sums of f32 at 1048576 x 1024 took
+1420, 1.01, and with several rows a block 1385. Costs are those of other kernels of rows (planner/rows/duration.py).
 """
 
 from __future__ import annotations
