@@ -42,9 +42,15 @@ START_US = 5.6  # launch, first slices from DRAM, last boxes stored
 OVERLAP_EXPONENT = 3.0  # the norm's exponent
 # ---- products
 RATE_SHARE = 1.0  # of the data sheet's matrix rate, which the SMs' clocks exceed
-# of sums of 8 bits that are promoted: predicted, not measured. A group's slice takes the tensor cores 4 x 96 cycles at
-# 192 columns, as long as the other one has for 96 additions a thread; what is left is the way to the next instruction.
-PROMOTED_FACTOR = 1.05
+# 8 bits: of 43 plans at 4096^3, 8192^3, 4096 x 14336 x 4096 and 4096 x 7168 x 16384 on an H100 (docs/measurements.md,
+# "Products of 8 bits"). A promoted slice is waited for before it is added, of a tile of two parts twice. Whole numbers
+# draw less power, but two tiles by turns take more of it; and by 16 rows of tiles, turns meet in the L2 cache.
+PROMOTED_FACTOR = {1: 1.10, 2: 1.13}  # by parts of a tile
+PINGPONG_F8_FACTOR = 1.03
+PINGPONG_WHOLE_FACTOR = 1.13
+COOPERATIVE_WHOLE_FACTOR = 0.95
+PINGPONG_GROUPS_FACTOR = 1.15
+PINGPONG_CLUSTERS_FACTOR = 1.07
 NARROW_FACTOR = 1.12  # tiles of fewer than 128 columns: the left factor's lines are read for few products
 WIDE_COLS = 128
 STORED_SLOTS = 6.5  # issue slots, in time, to store an element; 128 x 256 of them took 1800 to 2500 cycles, all in all
@@ -113,15 +119,15 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
     if tile.cols < WIDE_COLS:
         each *= NARROW_FACTOR
     if work.promote:
-        each *= PROMOTED_FACTOR
+        each *= PROMOTED_FACTOR[tile.parts]
     products = work.steps * preparing(work, parts, each)
     # an element passes its own output group's alone
     issued = STORED_SLOTS + slots(work, parts.epilogue) / len(work.output_groups)
     epilogue = ISSUED_SLOTS * tile.held_rows * work.finished * issued / (target.f32_lanes * SM_GHZ * 1e3)
     rounds = -(-work.tiles(*extents) * tile.blocks // target.sms)
     turns, f32_factors = tile.schedule == "pingpong", work.dtype is f32
-    slower = PINGPONG_F32_FACTOR if turns and f32_factors else 1.0
-    time = rounds * products * slower + epilogue if turns else rounds * (products + epilogue)
+    slower = PINGPONG_F32_FACTOR if turns and f32_factors else narrow_factor(work) if work.dtype.narrow else 1.0
+    time = rounds * products * slower + epilogue if turns else rounds * (products * slower + epilogue)
     if any(
         found.access.strided and found.transport == "plain"
         for output_group in work.output_groups
@@ -137,6 +143,16 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
     if tile.split_k > 1:
         time += MET_US + EXCHANGED_US * tile.cols / WIDE_COLS
     return time * (1.0 + SPREAD_SHARE * max(0.0, spread(work, *extents) - SPREAD_FREE_FACTOR))
+
+
+def narrow_factor(work: WgmmaWork) -> float:
+    """How much longer, or less long, products of 8 bits take than by the data sheet's rate."""
+    tile, whole = work.tile, work.tile.atom.sum_type is not f32
+    if tile.schedule == "cooperative":
+        return COOPERATIVE_WHOLE_FACTOR if whole else 1.0
+    factor = PINGPONG_WHOLE_FACTOR if whole else PINGPONG_F8_FACTOR
+    factor *= PINGPONG_GROUPS_FACTOR if tile.group > 8 else 1.0
+    return factor * (PINGPONG_CLUSTERS_FACTOR if tile.cluster > 1 else 1.0)
 
 
 def lines(work: WgmmaWork) -> float:
