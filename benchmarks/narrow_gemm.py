@@ -27,6 +27,7 @@ from fusegen.compiling import compile_source  # noqa: E402
 from fusegen.emitting.rendering import render  # noqa: E402
 from fusegen.measuring.timing import Stopwatch  # noqa: E402
 from fusegen.planner import candidates  # noqa: E402
+from fusegen.planner.programs import program_instead  # noqa: E402
 from fusegen.runtime import Kernel, finding  # noqa: E402
 from fusegen.targets import target  # noqa: E402
 
@@ -53,7 +54,16 @@ def int8(x: i8[M, K], w: i8[N, K], sx: f32[M, 1], sw: f32[N]) -> bf16[M, N]:
     return (x @ w.T) * sx * sw
 
 
+@chain(M=4096, N=7168, K=16384)
+def blocks(
+    x: f8e4m3[M, K], w: f8e4m3[N, K], sx: f32[K // 128, M], sw: f32[N // 128, K // 128]
+) -> bf16[M, N]:  # fmt: skip
+    """Sums scaled every 128 of K."""
+    return F.dequantize(x, sx.T) @ F.dequantize(w, sw).T
+
+
 CHAINS = (scaled, fast, int8)
+BLOCK_SIZES = ((4096, 7168, 16384), (4096, 24576, 1536), (4096, 4096, 7168), (64, 7168, 16384), (64, 24576, 1536))
 
 
 def operands(torch: Any, whole: bool, m: int, n: int, k: int) -> tuple[Any, ...]:
@@ -95,6 +105,31 @@ def measure(torch: Any, wanted: argparse.Namespace) -> None:
         for chain_ in CHAINS:
             if wanted.only in chain_.name:
                 row(torch, watch, chain_, named, wanted)
+    for sizes in BLOCK_SIZES if wanted.only in blocks.name else ():
+        block_row(torch, watch, dict(zip("MNK", sizes, strict=True)), wanted)
+
+
+def block_row(torch: Any, watch: Stopwatch, sizes: Mapping[str, int], wanted: argparse.Namespace) -> None:
+    """The plans of scaled blocks, beside torch's own and bf16 of numbers dequantized before."""
+    m, n, k = sizes.values()
+    x, w = (torch.randn(rows, k, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
+    sx = torch.rand(k // 128, m, device="cuda") + 0.5
+    sw = torch.rand(n // 128, k // 128, device="cuda") + 0.5
+    wide = (x.bfloat16() * sx.T.repeat_interleave(128, 1)).bfloat16()
+    narrow = (w.bfloat16() * sw.repeat_interleave(128, 0).repeat_interleave(128, 1)).bfloat16()
+    expected = (wide @ narrow.T).float()
+    say("torch bf16, dequantized before", sizes, timed(watch, lambda: wide @ narrow.T))
+    try:
+        scales = sx.T, sw.T
+        us = timed(watch, lambda: torch._scaled_mm(x, w.T, *scales, out_dtype=torch.bfloat16, use_fast_accum=False))
+        say("_scaled_mm 1x128 128x128", sizes, us)
+    except Exception as error:  # a torch that has no such product is a finding
+        print(f"  _scaled_mm 1x128 128x128: {type(error).__name__}: {str(error)[:120]}")
+    program = program_instead(candidates(blocks.graph.at(**sizes), target(wanted.target)))
+    assert program is not None
+    plans = candidates(program.steps[0].plan.graph, target(wanted.target)).plans
+    for rank, plan in enumerate(plans[: wanted.candidates]):
+        measured(watch, plan, (x, w, sx, sw), expected, f"blocks {rank}", sizes)
 
 
 def row(torch: Any, watch: Stopwatch, chain_: Any, sizes: Mapping[str, int], wanted: argparse.Namespace) -> None:
@@ -107,26 +142,34 @@ def row(torch: Any, watch: Stopwatch, chain_: Any, sizes: Mapping[str, int], wan
             say(what, sizes, timed(watch, call))
         except Exception as error:  # a torch that has no such product is a finding
             print(f"  {what}: {type(error).__name__}: {str(error)[:120]}")
-    for rank, plan in enumerate(candidates(chain_.graph.at(**sizes), target(wanted.target)).plans[: wanted.candidates]):
-        source = render(plan)
-        binary = compile_source(
-            source.text, plan.name, plan.target, filename=source.filename, threads=plan.threads,
-            dynamic_shared=plan.shared_bytes,
-        )  # fmt: skip
-        kernel = Kernel(source, binary, watch.device, lambda layout: (source, binary))  # noqa: B023
-        try:
-            out = kernel(*given)
-            apart = (
-                ""
-                if expected is None
-                else f"apart {float((out.float() - expected).abs().max() / expected.abs().max()):.1e}"
-            )
-            us = watch.time([kernel.prepare(*given, out=out)], REPEATS).median
-        except Exception as error:
-            print(f"  {plan.configuration}: {type(error).__name__}: {str(error)[:160]}")
-            continue
-        said = f"said {plan.cost.time_us:.1f}  spills {binary.resources.spill_bytes}  {apart}"
-        say(f"{chain_.name} {rank}: {plan.configuration}", sizes, us, said)
+    plans = candidates(chain_.graph.at(**sizes), target(wanted.target)).plans
+    for rank, plan in enumerate(plans[: wanted.candidates]):
+        measured(watch, plan, given, expected, f"{chain_.name} {rank}", sizes)
+
+
+def measured(
+    watch: Stopwatch, plan: Any, given: tuple[Any, ...], expected: Any, name: str, sizes: Mapping[str, int]
+) -> None:
+    """One plan's time, and how far its results are from what is expected."""
+    source = render(plan)
+    binary = compile_source(
+        source.text, plan.name, plan.target, filename=source.filename, threads=plan.threads,
+        dynamic_shared=plan.shared_bytes,
+    )  # fmt: skip
+    kernel = Kernel(source, binary, watch.device, lambda layout: (source, binary))
+    try:
+        out = kernel(*given)
+        apart = (
+            ""
+            if expected is None
+            else f"apart {float((out.float() - expected).abs().max() / expected.abs().max()):.1e}"
+        )
+        us = watch.time([kernel.prepare(*given, out=out)], REPEATS).median
+    except Exception as error:
+        print(f"  {plan.configuration}: {type(error).__name__}: {str(error)[:160]}")
+        return
+    said = f"said {plan.cost.time_us:.1f}  spills {binary.resources.spill_bytes}  {apart}"
+    say(f"{name}: {plan.configuration}", sizes, us, said)
 
 
 def timed(watch: Stopwatch, call: Callable[[], Any]) -> float:

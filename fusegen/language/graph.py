@@ -320,7 +320,7 @@ class Graph:
         for node in self.nodes:
             if node.op.kind is Kind.PRODUCT:  # one type for both factors: what is computed is rounded to it
                 found = self.factor_type(node, table)
-                made = [a for a in node.inputs if a not in given and not plain(a)]
+                made = [a for a in node.factors if a not in given and not plain(a)]
                 table.update({a: FITTED.get(a.op.name, found) for a in made})
             if node in table:
                 continue
@@ -343,10 +343,10 @@ class Graph:
 
     def factor_type(self, product: Node, storage: Mapping[Node, DType]) -> DType:
         """That of both factors; of an operand, where the other one is computed without a last cast of its own."""
-        kinds = [factor_kind(a, storage) for a in product.inputs]
-        if kinds[0] is kinds[1] or (multiply_together(*kinds) and all(map(has_type, product.inputs))):
+        kinds = [factor_kind(a, storage) for a in product.factors]
+        if kinds[0] is kinds[1] or (multiply_together(*kinds) and all(map(has_type, product.factors))):
             return kinds[0]
-        fixed = [kind for kind, a in zip(kinds, product.inputs, strict=True) if has_type(a)]
+        fixed = [kind for kind, a in zip(kinds, product.factors, strict=True) if has_type(a)]
         return fixed[0] if len(fixed) == 1 else f32
 
     @cached_property

@@ -319,7 +319,7 @@ class Describing:
         """The same with all arguments; "" where one of them has no short name."""
         op, kind = node.op.name, node.op.kind
         if kind is Kind.PRODUCT:
-            left, right = (self.said(a.inputs[0] if a.op.kind is Kind.TRANSPOSE else a) for a in node.inputs)
+            left, right = (self.said(a.inputs[0] if a.op.kind is Kind.TRANSPOSE else a) for a in node.factors)
             return f"{left}_times_{right}" if left and right else f"{op}_{right}" if right else ""
         words = [self.short(a) for a in node.inputs]
         if not (words and all(words)) or words[0] in NUMBERS.values():

@@ -131,6 +131,12 @@ class Node:
         return self.operator.where
 
     @property
+    def factors(self) -> tuple[Node, Node]:
+        """Of a product; behind them it may have the scales of their blocks (fusegen.language.block_products)."""
+        left, right, *_ = self.inputs
+        return left, right
+
+    @property
     def ref(self) -> str:
         """The op's meaning, as numpy text, for arguments such as these."""
         return self.text or self.texts[0]

@@ -69,6 +69,7 @@ class Product:
     node: Node
     left: Factor
     right: Factor
+    scales: tuple[Factor, ...] = ()  # of blocks of the left factor and of the right one
 
     @property
     def contracted(self) -> Size:
@@ -123,15 +124,15 @@ class Split:
 def check_products(graph: Graph) -> None:
     """Factors of types that can't meet, or of f32 without leave for tf32. Raises SpecError."""
     for node, dtype in graph.factor_types.items():
-        left, right = (factor_kind(a, graph.storage) for a in node.inputs)
-        text = " @ ".join(f"{t}{shape_text(a.shape)}" for t, a in zip((left, right), node.inputs, strict=True))
-        if dtype is f32 and left is not right and sum(map(has_type, node.inputs)) != 1:
+        left, right = (factor_kind(a, graph.storage) for a in node.factors)
+        text = " @ ".join(f"{t}{shape_text(a.shape)}" for t, a in zip((left, right), node.factors, strict=True))
+        if dtype is f32 and left is not right and sum(map(has_type, node.factors)) != 1:
             kinds = [kind for kind in (right, left) if kind is not f32]  # a value is f32 without a cast
             raise SpecError(
                 f"matmul: {text}: the factors have different types\n  convert one of them, as in F.cast(x, {kinds[0]})",
                 node.where,
             )
-        if dtype.narrow and not all(map(has_type, node.inputs)):
+        if dtype.narrow and not all(map(has_type, node.factors)):
             raise SpecError(
                 f"matmul: {text}: a factor of 8 bits meets one that is computed\n"
                 f"  multiply 8 bits as they are and scale what comes of it, (x @ w.T) * scale, or F.cast(x, {dtype})",
@@ -221,9 +222,10 @@ def refuse(graph: Graph, products: tuple[Product, ...]) -> None:
 
 def product_of(graph: Graph, node: Node) -> Product:
     dtype = graph.factor_types[node]
-    left, right = node.inputs
+    left, right = node.factors
     other = factor_kind(right, graph.storage) if dtype.narrow else dtype
-    return Product(node, factor_of(graph, left, dtype), factor_of(graph, right, other))
+    scales = tuple(factor_of(graph, scale, f32) for scale in node.inputs[2:])
+    return Product(node, factor_of(graph, left, dtype), factor_of(graph, right, other), scales)
 
 
 def factor_of(graph: Graph, node: Node, dtype: DType) -> Factor:

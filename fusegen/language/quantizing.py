@@ -16,6 +16,7 @@ from typing import Any
 
 from fusegen.errors import SpecError
 from fusegen.language.axes import LAST, reduce
+from fusegen.language.block_products import Dequantized
 from fusegen.language.demands import as_f32, need_eps
 from fusegen.language.elementwise import (
     abs,
@@ -269,19 +270,31 @@ def nvfp4(x: Value, dtype: DType, whole: Value | Number | None, asked: tuple[Any
 @composite
 def dequantize(x: Value, scale: Value | Number, zero: Value | None = None) -> Value:
     """(x - zero) * scale, in f32. x [..., N] with a scale [..., N // 128] has one for each 128 neighbours of a row; a
-    zero has the scale's shape."""
+    zero has the scale's shape. x [M, N] with a scale [M // 128, N // 128] has one for each 128 x 128, and no zero. A
+    product of 8-bit floats that both have scales of blocks of 128 is summed block by block."""
     need_traced("dequantize", x)
-    x = as_f32(x)
     if not of_blocks(x, scale):
-        return (x if zero is None else x - as_f32(zero)) * scale
+        return (as_f32(x) if zero is None else as_f32(x) - as_f32(zero)) * scale
     assert isinstance(scale, Value)
-    found = groups(x, block_of(x, scale))
-    if zero is not None:
-        if zero.shape != scale.shape:
-            shapes = f"{shape_text(zero.shape)} and scales of {shape_text(scale.shape)}"
-            raise SpecError(f"dequantize: zeros of {shapes}; there is one of each for a block", caller())
-        found = found - as_f32(zero)[..., None]
+    if scale.shape[:-1] != x.shape[:-1] and len(x.shape) == 2 and zero is None:
+        return Dequantized(of_two_axes(as_f32(x), scale).node, x, scale)
+    found = groups(as_f32(x), block_of(x, scale))
+    if zero is None:
+        return Dequantized(ungrouped(found * scale[..., None], len(x.shape)).node, x, scale)
+    if zero.shape != scale.shape:
+        shapes = f"{shape_text(zero.shape)} and scales of {shape_text(scale.shape)}"
+        raise SpecError(f"dequantize: zeros of {shapes}; there is one of each for a block", caller())
+    found = found - as_f32(zero)[..., None]
     return ungrouped(found * scale[..., None], len(x.shape))
+
+
+def of_two_axes(x: Value, scale: Value) -> Value:
+    """A matrix times scales [M // 128, N // 128]."""
+    view = View.identity(x.shape).split(1, (scale.shape[1], block_of(x, scale)))
+    view = view.split(0, (scale.shape[0], block_of(x, scale, axis=0)))
+    found = viewed(x, view, f"{{0}}.reshape({tuple_text(view.shape)})", "groups") * scale[:, None, :, None]
+    whole = View.identity(found.shape).merged(2, 2).merged(0, 2)
+    return viewed(found, whole, f"{{0}}.reshape({tuple_text(whole.shape)})", "rearrange")
 
 
 def of_blocks(x: Value, scale: object) -> bool:
@@ -289,9 +302,9 @@ def of_blocks(x: Value, scale: object) -> bool:
     return isinstance(scale, Value) and bool(scale.shape) and bool(x.shape) and scale.shape[-1] not in (1, x.shape[-1])
 
 
-def block_of(x: Value, scale: Value) -> Size:
-    """How many neighbours of a row share a scale."""
-    whole, count = x.shape[-1], scale.shape[-1]
+def block_of(x: Value, scale: Value, axis: int = -1) -> Size:
+    """How many neighbours of a row, or of another axis, share a scale."""
+    whole, count = x.shape[axis], scale.shape[axis]
     size = None if isinstance(count, int) and isinstance(whole, int) and whole % count else whole // count
     if size is None or size * count != whole or len(scale.shape) != len(x.shape):
         raise SpecError(

@@ -75,6 +75,10 @@ TEXTS: Mapping[str, str] = {
     "scatter": "{0}.index_copy_(0, {1}.flatten().long(), {2}.flatten(0, -{0}.dim()).to({0}.dtype))",
     "transpose": "{0}.mT", "matmul": "{0} @ {1}", "matmul_tf32": "{0} @ {1}",
 }  # fmt: skip
+BLOCKS = (  # of 128 x 128, scaled before they are multiplied
+    "({0}.float() * {2}.repeat_interleave(128, -1)) @ "
+    "({1}.float() * {3}.mT.repeat_interleave(128, -2).repeat_interleave(128, -1))"
+)
 CLAMPS = {"maximum": "torch.clamp({0}, min={1})", "minimum": "torch.clamp({0}, max={1})"}  # by a number
 
 
@@ -215,7 +219,7 @@ def biased(node: Node, graph: Graph) -> Biased | None:
         dtype = graph.factor_types[product]
         if bias not in graph.tensor_of or graph.tensor_of[bias].dtype is not dtype:
             continue
-        x, w = product.inputs
+        x, w = product.factors
         if w.op.kind is Kind.TRANSPOSE and len(w.shape) == 2:
             return Biased("F.linear({0}, {1}, {2})", (x, w.inputs[0], bias), dtype)
         if len(x.shape) == len(w.shape) == 2:
@@ -333,6 +337,8 @@ class Writer:
             return found.text.format(*(self.factor(a, found.dtype) for a in found.arrays))
         if node.op.kind is Kind.PRODUCT:
             dtype = self.graph.factor_types[node]
+            if node.inputs[2:]:
+                return BLOCKS.format(*map(self.name, node.inputs))
             if dtype.narrow:  # torch's own products of 8 bits want scales, and sizes that are multiples of 16
                 wide = "torch.float64" if node.dtype is i32 else "torch.float32"
                 text = TEXTS["matmul"].format(*(f"{self.name(a)}.to({wide})" for a in node.inputs))

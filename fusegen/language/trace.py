@@ -150,6 +150,10 @@ class Value:
     def __init__(self, node: Node) -> None:
         self.node = node
 
+    def multiplied(self, other: Any) -> Value | None:
+        """What a kind of value makes of its product with another; None: what any does."""
+        return None
+
     @property
     def shape(self) -> Shape:
         return self.node.shape
@@ -418,6 +422,8 @@ def bits(symbol: str, masks: str, integers: str, *arguments: Any) -> Value:
 
 def product(name: str, left: Any, right: Any, promote: int | None = None) -> Value:
     """`left @ right` on the last two axes, leading ones broadcast: checks and records. Of whole numbers it is i32."""
+    if isinstance(left, Value) and (found := left.multiplied(right)) is not None:
+        return found
     operands = current().operands
     op = OPS[name]
     with current().operator("matmul") as operator:

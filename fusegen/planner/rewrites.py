@@ -253,7 +253,7 @@ def hoist_scales(graph: Graph) -> Graph:
         made[node] = node if inputs == node.inputs else replace(node, inputs=inputs)
         if node.op.kind is Kind.PRODUCT:
             (left, row_scales), (right, column_scales) = rows.strip(inputs[0]), columns.strip(inputs[1])
-            result = replace(node, inputs=(left, right))
+            result = replace(node, inputs=(left, right, *inputs[2:]))
             for op, scale in (*row_scales, *column_scales):
                 result = replace(node, op=OPS[op], inputs=(result, scale))
             if result.op.kind is not Kind.PRODUCT:

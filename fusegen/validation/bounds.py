@@ -56,7 +56,7 @@ from fusegen.validation.carried import (
 )
 from fusegen.validation.columns import chosen_columns, missing_places, taken
 from fusegen.validation.largest import in_order, largest_kept
-from fusegen.validation.products import factor_error, product_error, unless_too_large, whole_error
+from fusegen.validation.products import block_product, factor_error, product_error, unless_too_large, whole_error
 from fusegen.validation.rearranged import joined, looked_up, unpacked, viewed
 from fusegen.validation.regrouped import columns_of_groups, rows_of_parts, spread_out
 from fusegen.validation.running import running_product_error, running_sum_error
@@ -171,13 +171,15 @@ def key_in_f32(selection: Node, table: Mapping[Node, Bounded]) -> Bounded:
 
 def product(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded:
     """A matrix product, of factors as they are multiplied."""
+    if node.inputs[2:]:
+        return block_product(args, how.summed, how.bits)
     value = apply(node.op, [arg.value for arg in args])
     (a, b), errors = (arg.value for arg in args), [np.broadcast_to(arg.error, arg.value.shape) for arg in args]
     if node.dtype is i32:
         return bounded(value, whole_error(a, errors[0], b, errors[1]))
     a_error, b_error = (
         factor_error(how, arg.value, error, plain(factor), in_kernel(factor) is not None)
-        for factor, arg, error in zip(node.inputs, args, errors, strict=True)
+        for factor, arg, error in zip(node.factors, args, errors, strict=True)
     )
     return bounded(value, product_error(a, a_error, b, b_error, value, how.summed, how.bits))
 

@@ -34,10 +34,12 @@ and are added in f32, half an ulp each: of like signs at K = 8192 that is 1 %, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from fusegen.language.block_products import BLOCK
 from fusegen.language.types import DType, f32, i32, tf32
 from fusegen.planner.model import Summed
 from fusegen.targets.atoms import F32_BITS
@@ -160,6 +162,31 @@ def summing_error(a: Array, b: Array, how: Summed) -> Array:
         merged = merged + np.abs(partial)
     merging = merged * (2.0**-23 * how.split_k) if how.split_k > 1 else 0.0
     return np.asarray(ULPS * (total + norms_a @ norms_b) + merging + 2.0**-23 * scaling)
+
+
+def block_product(args: Sequence[Bounded], how: Summed, bits: int) -> Bounded:
+    """Of operands [M, K] and [K, N] and their scales [M, K // 128] and [N // 128, K // 128]. Sums of a block are scaled
+    by both, which are multiplied first: two roundings more. Nothing is known where a product of scales is no normal
+    f32: the order of scaling then decides what is 0 or infinite."""
+
+    def by_row(each: Array) -> Array:
+        return np.repeat(each, BLOCK, -1)
+
+    def by_block(each: Array) -> Array:
+        return np.repeat(np.repeat(each.T, BLOCK, -2), BLOCK, -1)
+
+    (x, w, sx, sw), errors = (a.value for a in args), [np.broadcast_to(a.error, a.value.shape) for a in args]
+    a, b = x * by_row(sx), w * by_block(sw)
+    a_error = errors[0] * by_row(np.abs(sx) + errors[2]) + np.abs(x) * by_row(errors[2])
+    b_error = errors[1] * by_block(np.abs(sw) + errors[3]) + np.abs(w) * by_block(errors[3])
+    value = a @ b
+    error = product_error(a, a_error, b, b_error, value, how, bits)
+    finite_a, finite_b = (np.where(np.isfinite(each), each, 0.0) for each in (a, b))
+    for k in range(0, a.shape[-1], BLOCK):
+        error = error + 2.0**-23 * np.abs(finite_a[:, k : k + BLOCK] @ finite_b[k : k + BLOCK])
+    pair = np.abs(sx)[:, None] * np.abs(sw)[None]
+    wild = (~((pair >= FLUSHED) & (pair <= f32.largest)) & (pair != 0)).any(-1).repeat(BLOCK, -1)
+    return bounded(value, np.where(wild, np.inf, error))
 
 
 SHORT_STEP = 32  # products of 8-bit floats that one instruction adds

@@ -5,8 +5,8 @@
 //         return F.relu((x @ w.T) * sx * sw + bias)
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 1979 TFLOP/s for products
-// tile     ping-pong: two consumer warpgroups, each with tiles of 128x128, a producer 6 slices of 128
-//          ahead; persistent blocks, 8 rows of tiles at a time
+// tile     cooperative: two consumer warpgroups share tiles of 128x256, a producer 4 slices of 128
+//          ahead; persistent blocks, 16 rows of tiles at a time
 // traffic  67.1 MB moved, 67.1 MB ideal, 201.4 MB with products apart, 604.0 MB unfused in 5 launches
 // floor    69.5 us at 1979 TFLOP/s for products; compute-bound at 2046.75 flop/B
 // rounding out to bf16 when stored; f32 between
@@ -36,10 +36,10 @@ __device__ __forceinline__ float larger(float a, float b) {
 }
 
 // a tile, the slices of the depth that are summed one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 128, tile_k = 128, stages = 6;
+constexpr int tile_rows = 128, tile_cols = 256, tile_k = 128, stages = 4;
 constexpr int steps = 32;
-constexpr int tiles_across = 32;
-constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
+constexpr int tiles_across = 16;
+constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int warpgroup = 128;  // threads
 // bytes of a line of shared memory, and of slices
 constexpr int line_bytes = 128;
@@ -61,7 +61,7 @@ struct Place {
   int row0, col0;
 };
 
-// 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+// 16 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
 __device__ __forceinline__ Place place_of(int tile, int tiles_down) {
   Place at;
   const int first = tile / group_tiles * group;
@@ -132,20 +132,24 @@ __device__ __forceinline__ unsigned long long describe(unsigned long long layout
   return layout | (address & address_bits) >> 4;
 }
 
-// sums of 64 x 128 elements: the product of two matrices, 32 along K, added to what they were or put in its place
+// sums of 64 x 256 elements: the product of two matrices, 32 along K, added to what they were or put in its place
 __device__ __forceinline__ void multiply_add(
-    int (&sums)[64], unsigned long long left, unsigned long long right, bool add) {
+    int (&sums)[128], unsigned long long left, unsigned long long right, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred add;\n"
-      "setp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 "
+      "setp.ne.b32 add, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 "
       "{"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, add;\n"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, %128, %129, add;\n"
       "}\n"
       : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3]),
         "+r"(sums[4]), "+r"(sums[5]), "+r"(sums[6]), "+r"(sums[7]),
@@ -162,14 +166,30 @@ __device__ __forceinline__ void multiply_add(
         "+r"(sums[48]), "+r"(sums[49]), "+r"(sums[50]), "+r"(sums[51]),
         "+r"(sums[52]), "+r"(sums[53]), "+r"(sums[54]), "+r"(sums[55]),
         "+r"(sums[56]), "+r"(sums[57]), "+r"(sums[58]), "+r"(sums[59]),
-        "+r"(sums[60]), "+r"(sums[61]), "+r"(sums[62]), "+r"(sums[63])
+        "+r"(sums[60]), "+r"(sums[61]), "+r"(sums[62]), "+r"(sums[63]),
+        "+r"(sums[64]), "+r"(sums[65]), "+r"(sums[66]), "+r"(sums[67]),
+        "+r"(sums[68]), "+r"(sums[69]), "+r"(sums[70]), "+r"(sums[71]),
+        "+r"(sums[72]), "+r"(sums[73]), "+r"(sums[74]), "+r"(sums[75]),
+        "+r"(sums[76]), "+r"(sums[77]), "+r"(sums[78]), "+r"(sums[79]),
+        "+r"(sums[80]), "+r"(sums[81]), "+r"(sums[82]), "+r"(sums[83]),
+        "+r"(sums[84]), "+r"(sums[85]), "+r"(sums[86]), "+r"(sums[87]),
+        "+r"(sums[88]), "+r"(sums[89]), "+r"(sums[90]), "+r"(sums[91]),
+        "+r"(sums[92]), "+r"(sums[93]), "+r"(sums[94]), "+r"(sums[95]),
+        "+r"(sums[96]), "+r"(sums[97]), "+r"(sums[98]), "+r"(sums[99]),
+        "+r"(sums[100]), "+r"(sums[101]), "+r"(sums[102]), "+r"(sums[103]),
+        "+r"(sums[104]), "+r"(sums[105]), "+r"(sums[106]), "+r"(sums[107]),
+        "+r"(sums[108]), "+r"(sums[109]), "+r"(sums[110]), "+r"(sums[111]),
+        "+r"(sums[112]), "+r"(sums[113]), "+r"(sums[114]), "+r"(sums[115]),
+        "+r"(sums[116]), "+r"(sums[117]), "+r"(sums[118]), "+r"(sums[119]),
+        "+r"(sums[120]), "+r"(sums[121]), "+r"(sums[122]), "+r"(sums[123]),
+        "+r"(sums[124]), "+r"(sums[125]), "+r"(sums[126]), "+r"(sums[127])
       : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 }
 
 // no instruction, but what uses the sums stays behind it: the compiler doesn't know that wgmma writes them until then
-__device__ __forceinline__ void fence_sums(int (&sums)[64]) {
+__device__ __forceinline__ void fence_sums(int (&sums)[128]) {
   #pragma unroll
-  for (int i = 0; i < 64; ++i) asm volatile("" : "+r"(sums[i]));
+  for (int i = 0; i < 128; ++i) asm volatile("" : "+r"(sums[i]));
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
@@ -183,20 +203,17 @@ i8_gemm(
     long long rows,
     long long sx_stride)
 {
-  // 6 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
+  // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   const unsigned right = left + right_at;
   const unsigned full = left + barriers_at;
   const unsigned empty = full + 8 * stages;
-  const unsigned pingpong = empty + 8 * stages;  // a barrier for each of the two consumer warpgroups
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       start_barrier(full + 8 * stage, 1);
-      start_barrier(empty + 8 * stage, 4);  // warps that read the slice
+      start_barrier(empty + 8 * stage, 8);  // warps that read the slice
     }
-    start_barrier(pingpong, 4);
-    start_barrier(pingpong + 8, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -232,36 +249,23 @@ i8_gemm(
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
     constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
-    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left);
+    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * segment_bytes);
     const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
-    int sums[2][64];
+    int sums[1][128];
     int stage = 0;
     unsigned parity = 0;
-    int number = 0;  // of the tile, among this block's
-    unsigned pingpong_parity = own ^ 1;  // the first group's first turn is there from the start
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      if (number++ % 2 != own) {  // the other consumer's tile: its slices pass by
-        stage += steps;
-        parity ^= stage / stages % 2;
-        stage %= stages;
-        continue;
-      }
       const Place at = place_of(tile, tiles_down);
-      const int row0 = at.row0 + warp * 16;  // the warp's first
-      wait_at(pingpong + 8 * own, pingpong_parity);
-      pingpong_parity ^= 1;
+      const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
       int before = 0;
       for (int step = 0; step < steps; ++step) {
         wait_at(full + 8 * stage, parity);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            multiply_add(
-                sums[i], left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
-                right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
-          }
+          multiply_add(
+              sums[0], left_slices + stage * (left_bytes / 16) + k * 2,
+              right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
@@ -272,73 +276,68 @@ i8_gemm(
           parity ^= 1;
         }
       }
-      if (lane == 0) arrive_at(pingpong + 8 * (own ^ 1));
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      #pragma unroll
-      for (int i = 0; i < 2; ++i) fence_sums(sums[i]);
+      fence_sums(sums[0]);
       if (lane == 0) arrive_at(empty + 8 * before);
 
+      float sx_of[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float sx_of[2];
+      for (int r8 = 0; r8 < 2; ++r8) {
+        const long long row = row0 + r8 * 8 + lane / 4;
+        const float sx = row < rows ? *(sx_ptr + row * sx_stride) : 0.0f;
+        sx_of[r8] = sx;
+      }
+      #pragma unroll
+      for (int chunk = 0; chunk < 4; ++chunk) {
+        Vec<float, 2> sw_vec[8][2];
+        Vec<__nv_bfloat16, 2> bias_vec[8][2];
         #pragma unroll
-        for (int r8 = 0; r8 < 2; ++r8) {
-          const long long row = row0 + i * 64 + r8 * 8 + lane / 4;
-          const float sx = row < rows ? *(sx_ptr + row * sx_stride) : 0.0f;
-          sx_of[r8] = sx;
+        for (int n8 = 0; n8 < 8; ++n8) {
+          #pragma unroll
+          for (int r8 = 0; r8 < 2; ++r8) {
+            const long long row = row0 + r8 * 8 + lane / 4;
+            const int col = at.col0 + chunk * 64 + n8 * 8 + lane % 4 * 2;
+            sw_vec[n8][r8] = row < rows ? load<2>(sw_ptr + col) : Vec<float, 2>{};
+            bias_vec[n8][r8] = row < rows ? load<2>(bias_ptr + col) : Vec<__nv_bfloat16, 2>{};
+          }
         }
+        unsigned out_words[8][2];
         #pragma unroll
-        for (int chunk = 0; chunk < 2; ++chunk) {
-          Vec<float, 2> sw_vec[8][2];
-          Vec<__nv_bfloat16, 2> bias_vec[8][2];
+        for (int n8 = 0; n8 < 8; ++n8) {
           #pragma unroll
-          for (int n8 = 0; n8 < 8; ++n8) {
+          for (int r8 = 0; r8 < 2; ++r8) {
+            const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+            const float sx = sx_of[r8];
+            float out_pair[2];
             #pragma unroll
-            for (int r8 = 0; r8 < 2; ++r8) {
-              const long long row = row0 + i * 64 + r8 * 8 + lane / 4;
-              const int col = at.col0 + chunk * 64 + n8 * 8 + lane % 4 * 2;
-              sw_vec[n8][r8] = row < rows ? load<2>(sw_ptr + col) : Vec<float, 2>{};
-              bias_vec[n8][r8] = row < rows ? load<2>(bias_ptr + col) : Vec<__nv_bfloat16, 2>{};
+            for (int j = 0; j < 2; ++j) {
+              const int matmul = sums[0][sum_at + j];
+              const float sw = sw_vec[n8][r8].at[j];
+              const float bias = __bfloat162float(bias_vec[n8][r8].at[j]);
+              const float to_f32 = static_cast<float>(matmul);
+              const float to_f32_times_sx = to_f32 * sx;
+              const float to_f32_times_sx_times_sw = to_f32_times_sx * sw;
+              const float add = to_f32_times_sx_times_sw + bias;
+              const float relu = larger(add, 0.0f);
+              out_pair[j] = relu;
             }
+            const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
+            out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
           }
-          unsigned out_words[8][2];
+        }
+        {
+          const unsigned buffer = staging + chunk % 2 * box_bytes;
+          if (lane == 0) wait_stores<1>();  // its last box has been read
+          __syncwarp();
           #pragma unroll
-          for (int n8 = 0; n8 < 8; ++n8) {
-            #pragma unroll
-            for (int r8 = 0; r8 < 2; ++r8) {
-              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
-              const float sx = sx_of[r8];
-              float out_pair[2];
-              #pragma unroll
-              for (int j = 0; j < 2; ++j) {
-                const int matmul = sums[i][sum_at + j];
-                const float sw = sw_vec[n8][r8].at[j];
-                const float bias = __bfloat162float(bias_vec[n8][r8].at[j]);
-                const float to_f32 = static_cast<float>(matmul);
-                const float to_f32_times_sx = to_f32 * sx;
-                const float to_f32_times_sx_times_sw = to_f32_times_sx * sw;
-                const float add = to_f32_times_sx_times_sw + bias;
-                const float relu = larger(add, 0.0f);
-                out_pair[j] = relu;
-              }
-              const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
-              out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
-            }
+          for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
+            store_matrices(
+                buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
+                out_words[n8 + 1][0], out_words[n8 + 1][1]);
           }
-          {
-            const unsigned buffer = staging + chunk % 2 * box_bytes;
-            if (lane == 0) wait_stores<1>();  // its last box has been read
-            __syncwarp();
-            #pragma unroll
-            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
-              store_matrices(
-                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
-                  out_words[n8 + 1][0], out_words[n8 + 1][1]);
-            }
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
-            __syncwarp();
-            if (lane == 0) store_box(out_map, buffer, at.col0 + chunk * 64, row0 + i * 64);
-          }
+          asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+          __syncwarp();
+          if (lane == 0) store_box(out_map, buffer, at.col0 + chunk * 64, row0);
         }
       }
     }

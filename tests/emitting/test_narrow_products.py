@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,13 +15,13 @@ from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.errors import SpecError
 from fusegen.language.reference import reference
-from fusegen.language.types import TensorType
+from fusegen.language.types import TensorType, size_of
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Plan, Source, Summed
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.planner.programs import program_instead
-from fusegen.runtime import Kernel
+from fusegen.runtime import Kernel, Program
 from fusegen.runtime.finding import find
 from fusegen.targets import A100, H200, L40S, MI300X, Target
 from fusegen.targets.hip import MI250X
@@ -75,8 +78,9 @@ def first(spec: Chain, gpu: Target, kind: type[Plan], **sizes: int) -> Plan:
     return next(plan for plan in found.need() if isinstance(plan, kind))
 
 
-def emulated(plan: Plan) -> Kernel:
+def emulated(plan: Plan, text: str = "") -> Kernel:
     source = render(plan)
+    source = replace(source, text=text or source.text)
 
     def variant(layout: Layout) -> tuple[Source, None]:
         return source, None
@@ -219,7 +223,7 @@ def beyond(outputs: np.ndarray, plan: Plan, operands: tuple[np.ndarray, ...]) ->
     """How many elements are farther off than the bound allows, and the largest share of the bound."""
     (law,) = analyse(plan, operands)
     error = np.abs(outputs.astype(np.float64) - law.value)
-    return int((error > law.error).sum()), float((error / law.error).max())
+    return int((error > law.error).sum()), float((error / np.maximum(law.error, 1e-30)).max())
 
 
 @needs_compiler
@@ -244,3 +248,110 @@ def test_a_missed_promotion_is_caught_at_8192() -> None:
 def test_kernels_pass_in_full(gpu: Target) -> None:
     small = scaled.at(M=64, N=40, K=144)
     validate(fusegen.compile(small, gpu, on="emulator", validate=False), quick=True).raise_for_error()
+
+
+# ---------------------------------------------------------------- blocks
+
+
+@chain(M=70, N=256, K=512)
+def by_rows(
+    x: f8e4m3[M, K], w: f8e4m3[N, K], sx: f32[M, K // 128], sw: f32[N // 128, K // 128], bias: f32[N]
+) -> f32[M, N]:
+    return F.relu(F.dequantize(x, sx) @ F.dequantize(w, sw).T + bias)
+
+
+@chain(M=70, N=256, K=512)
+def turned(
+    x: f8e5m2[M, K], w: f8e4m3[N, K], sx: f32[K // 128, M], sw: f32[N // 128, K // 128]
+) -> f32[M, N]:  # fmt: skip
+    return F.dequantize(x, sx.T) @ F.dequantize(w, sw).T
+
+
+@chain(M=70, N=256, K=512)
+def gated(
+    x: f8e4m3[M, K], w: f8e4m3[N, K], v: f8e4m3[N, K], sx: f32[M, K // 128], sw: f32[N // 128, K // 128],
+    sv: f32[N // 128, K // 128],
+) -> f32[M, N]:  # fmt: skip
+    h = F.dequantize(x, sx)
+    return (h @ F.dequantize(w, sw).T) * (h @ F.dequantize(v, sv).T)
+
+
+def test_scales_of_blocks_are_arguments_of_the_product() -> None:
+    (node,) = by_rows.graph.products
+    assert [a.op.name for a in node.inputs] == ["input", "transpose", "input", "input"]
+    assert node.promote == 128
+    assert set(by_rows.graph.factor_types.values()) == {f8e4m3}
+    for graph in (by_rows.graph, turned.graph):
+        assert not any(n.op.name == "view" for n in graph.nodes), "no step that a kernel would have to store"
+
+
+def test_other_blocks_are_dequantized_by_themselves() -> None:
+    """Of 64, or of what is no operand of 8 bits: a kernel makes numbers of them, and another one multiplies."""
+
+    @chain(M=64, N=256, K=512)
+    def by_64(x: f8e4m3[M, K], w: f8e4m3[N, K], sx: f32[M, K // 64], sw: f32[N // 64, K // 64]) -> f32[M, N]:
+        return F.cast(F.dequantize(x, sx), bf16) @ F.cast(F.dequantize(w, sw), bf16).T
+
+    assert all(len(node.inputs) == 2 for node in by_64.graph.products)
+
+
+def powers(spec: Chain, rng: np.random.Generator) -> list[np.ndarray]:
+    """Whole numbers, and scales that are powers of 2: sums stay exact."""
+    made = []
+    for tensor in spec.graph.inputs:
+        shape = tuple(size_of(size, spec.graph.sizes) for size in tensor.shape)
+        values = rng.integers(-3, 4, shape)
+        scales = np.exp2(rng.integers(-2, 3, shape))
+        made.append((values if tensor.dtype.narrow else scales).astype(tensor.dtype.numpy))
+    return made
+
+
+BLOCKS = [
+    (by_rows, H200, {"M": 70, "N": 256, "K": 512}),
+    (by_rows, H200, {"M": 8, "N": 128, "K": 1024}),
+    (turned, H200, {"M": 300, "N": 128, "K": 256}),
+    (gated, H200, {"M": 70, "N": 256, "K": 256}),
+    (by_rows, L40S, {"M": 37, "N": 128, "K": 256}),
+    (turned, L40S, {"M": 8, "N": 128, "K": 640}),
+    (gated, L40S, {"M": 37, "N": 128, "K": 256}),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("spec", "gpu", "sizes"), BLOCKS, ids=lambda each: getattr(each, "name", str(each)))
+def test_blocks_are_scaled_by_their_own_scales(spec: Chain, gpu: Target, sizes: dict[str, int]) -> None:
+    spec = spec.at(**sizes)
+    operands = powers(spec, np.random.default_rng(2))
+    kernel = fusegen.compile(spec, gpu, on="emulator", validate=False)
+    assert np.array_equal(np.asarray(kernel(*operands)), reference(spec.graph)(*operands).astype(np.float32))
+
+
+WRONG_SCALES = {
+    "the block's neighbour along K": (r"(\w+_ptr\[row \* \w+_stride \+ )step\]", r"\1(step + 1) % steps]"),
+    "the block's neighbour along N": (r"at\.col0 / 128", "(at.col0 / 128 + 1) % 2"),
+    "another row's": (r"_ptr\[row \*", "_ptr[(row ^ 1) *"),
+    "none": (r" \* scale\[0\]\[\w\]\[j / 2 % 2\]", ""),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", WRONG_SCALES)
+def test_wrong_scales_are_caught(name: str) -> None:
+    spec = by_rows.at(M=140, N=256, K=512)
+    program = fusegen.compile(spec, H200, on="emulator", validate=False)
+    assert isinstance(program, Program)
+    step = program.plan.steps[0].plan
+    assert isinstance(step, WgmmaPlan)
+    assert step.tile.split_k == 1
+    rng = np.random.default_rng(4)
+    operands = tuple(
+        rng.standard_normal([size_of(size, spec.graph.sizes) for size in t.shape]).astype(t.dtype.numpy)
+        for t in spec.graph.inputs
+    )
+    text = render(step).text
+    broken, count = re.subn(*WRONG_SCALES[name], text)
+    assert count, name
+    for source, right in ((text, True), (broken, False)):
+        kernel = emulated(step, source)
+        wrong, _ = beyond(np.asarray(kernel(*operands)), step, operands)
+        assert (wrong == 0) is right

@@ -176,6 +176,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "row_reduces": [],
             "partner": self.spelling.shuffle_xor.format("v", "step"),
             "atom": self.atom(),
+            "scales": self.scales(),
             "element": self.element,
             "chunk": plan.chunk,
             "copy_bodies": {name: self.spelling.functions.get(f"{name}_{self.size}", ()) for name in COPIES},

@@ -12,6 +12,7 @@ from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.emitting.products.reduced import asked, kept, part_words, taken, updated
 from fusegen.language.types import F8, f32
 from fusegen.planner.model import Load, Store
+from fusegen.planner.pieces import stride_name
 from fusegen.planner.products.gemm import ROW_LANES
 from fusegen.planner.products.parts import OutputGroup
 
@@ -157,6 +158,7 @@ class SumSpeller(GemmWords):
         return [
             {
                 "name": f"{self.sum_name(place)}_sums",
+                "scale": self.scales()["arguments"][place],
                 "shared": f"{self.sum_name(place)}_shared",
                 "shared_at": f" + {f'{place} * ' if place > 1 else ''}{size}" if place else "",
                 "own": own,
@@ -225,6 +227,29 @@ class SumSpeller(GemmWords):
             "first_row": first_row,
             "row": f"{row} + {atom.fragment.row_text(('i', 1))}",
             "col": f"{self.warp_col}n * {atom.cols} + {atom.fragment.col_text(('i', 1))}",
+        }
+
+    def scales(self) -> Mapping[str, Any]:
+        """Of the blocks of a slice: by row, two for each instruction, and by the warp's columns of each product."""
+        blocks = self.plan.block_scales
+        if blocks is None:
+            return {"cols": [], "of_row": "", "arguments": [""] * self.plan.products}
+        tile, atom = self.tile, self.plan.atom
+        part = f"(step * split_k + {self.number})" if tile.split_k > 1 else "step"
+        shares = blocks.block // tile.k
+        block = f"{part} / {shares}" if shares > 1 else part
+        rows = blocks.rows
+        along = block if rows.ld_axis is None else f"{block} * {rows.name}_ld"
+        each = f" * {stride_name(rows, self.dims, len(self.dims) - 1)}" if rows.strided else ""
+        m = f"m * {atom.rows} + " if tile.warp_rows > atom.rows else ""
+        col = f"(col0 + {alone(self.warp_col)})" if self.warp_col else "col0"
+        return {
+            "row": f"row0 + {self.warp_row}{m}{atom.fragment.row_text(('r', 1))}",
+            # slices beyond K, which parts of it may have, have no scales
+            "inside": "row < rows" + ("" if self.plan.even else f" && {block} < {self.plan.k // blocks.block}"),
+            "of_row": f"{self.pointers[rows.tensor]}[row{each} + {along}]",
+            "cols": [f"{self.pointers[c.tensor]}[{col} / {blocks.block} * {c.name}_ld + {block}]" for c in blocks.cols],
+            "arguments": [f", scale[{product}][m]" for product in range(self.plan.products)],
         }
 
     @property

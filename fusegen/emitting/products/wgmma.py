@@ -13,7 +13,7 @@ from typing import Any
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import VALUE_TYPES, ZEROS, all_of
 from fusegen.emitting.products.reduced import asked, kept, part_words, taken, updated
-from fusegen.emitting.products.wgmma_copies import CopySpeller
+from fusegen.emitting.products.wgmma_promoted import PromotedSpeller
 from fusegen.emitting.products.wgmma_sizes import sizes
 from fusegen.language.types import DType, bf16, f16, f32
 from fusegen.planner.model import Body, Load, Reduction, Store, counts, used_by
@@ -40,7 +40,7 @@ ELEMENTS: Mapping[DType, str] = {  # element j of the pair in `word`; of bf16, t
 }
 
 
-class WgmmaSpeller(CopySpeller):
+class WgmmaSpeller(PromotedSpeller):
     """The words of one plan; `context()` is what the template sees."""
 
     # ---- factors in shared memory
@@ -137,19 +137,6 @@ class WgmmaSpeller(CopySpeller):
             "types": ".".join([str(atom.sum_type) if atom.sum_type is f32 else "s32", *atom.words]),
             "scales": ", 1, 1" if atom.sum_type is f32 else "",  # whole numbers have none: PTX ISA, "wgmma.mma_async"
             "constraint": constraint,
-        }
-
-    def promoted(self) -> Mapping[str, str] | None:
-        """When sums in registers of their own begin, and when they are added to the tile's."""
-        slices, steps = self.plan.promoted_slices, self.plan.steps
-        if not slices:
-            return None
-        if slices == 1:
-            return {"slices": "each slice", "adds": "k != 0", "ends": ""}
-        return {
-            "slices": f"each {slices} slices",
-            "adds": f"(step % {slices} | k) != 0",
-            "ends": f"step % {slices} == {slices - 1} || step == {steps - 1}",
         }
 
     # ---- blocks that share a tile

@@ -26,7 +26,7 @@ def lacking(graph: Graph, target: Target) -> str:
     for node in graph.products:
         kinds = [graph.factor_types[node]] * 2
         if kinds[0].narrow:
-            kinds = [factor_kind(a, graph.storage) for a in node.inputs]
+            kinds = [factor_kind(a, graph.storage) for a in node.factors]
         if not any((a.factors, a.right_factors) == tuple(kinds) for a in target.atoms):
             return " and ".join(dict.fromkeys(map(str, kinds)))
     return ""
@@ -45,8 +45,8 @@ class Use:
     """One way in which a kernel reads or writes a tensor.
 
     `place`: "left" or "right" of a product, or "tile": by rows, with columns or one value each; or "scale": what a
-    right factor's codes are scaled by, or begin at, by groups of K. `transposed`: of a factor that is declared with
-    its matrices' axes the other way round.
+    right factor's codes are scaled by, or begin at, by groups of K; or "left scale": the same of a left factor's.
+    `transposed`: of a factor that is declared with its matrices' axes the other way round.
     """
 
     tensor: Tensor
@@ -79,6 +79,9 @@ def uses(graph: Graph) -> tuple[Use, ...]:
                 add(tensor, place if factor.operand or place == "right" else "tile", factor.transposed)
             for tensor in factor.scaled.inputs if factor.scaled else ():
                 add(tensor, "scale", factor.transposed)
+        for place, scales in zip(("left scale", "scale"), product.scales, strict=False):
+            for tensor in scales.inputs:  # those of the right factor are declared as [N, K] is
+                add(tensor, place, scales.transposed if place == "left scale" else not scales.transposed)
     for tensor in beside(graph, parts):
         add(tensor, "tile")
     return tuple(found.values())
@@ -100,7 +103,7 @@ def transposable(graph: Graph) -> frozenset[str]:
     """The tensors that are factors as they lie in memory, and nothing else: either of their axes may be the line. Rows
     that are reduced on their way are read as rows, and so is the left factor beside them."""
     parts = split(graph)
-    by_rows = {use.tensor.name for use in uses(graph) if use.place in ("tile", "scale")}
+    by_rows = {use.tensor.name for use in uses(graph) if use.place in ("tile", "scale", "left scale")}
     if any(p.right.scaled for p in parts.products):  # codes lie along K, and so does what they are multiplied with
         by_rows.update(t.name for p in parts.products for f in (p.left, p.right) for t in f.inputs)
     by_rows.update(tensor.name for statistic in parts.statistics for tensor in statistic.inputs)
@@ -115,7 +118,7 @@ def axis_of(graph: Graph, use: Use, axis: int) -> int | None:
     rank = len(graph.shape)
     own = axis - rank
     if axis == rank - 2 and use.place != "tile":
-        return use.mn_axis if use.place == "left" else None
+        return use.mn_axis if use.place in ("left", "left scale") else None
     if -own > len(use.tensor.shape) or use.tensor.shape[own] != graph.shape[axis]:
         return None
     return own

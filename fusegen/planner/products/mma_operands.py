@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from fusegen.language.block_products import BLOCK
 from fusegen.language.graph import Graph, Node
 from fusegen.language.naming import value_names
 from fusegen.language.products import Factor, Split
@@ -22,7 +23,7 @@ from fusegen.planner.products.gemm import (
 from fusegen.planner.products.output_groups import (
     ProductDraft,
 )
-from fusegen.planner.products.parts import Coding, Operand
+from fusegen.planner.products.parts import BlockScales, Coding, Operand
 
 LEAST_COPY_BYTES = 4
 MOST_STREAMED_ROWS = 64  # rows: one slice-K group's sums fill its registers then
@@ -42,6 +43,13 @@ class MmaDraft(ProductDraft):
     def rights(self) -> Mapping[Node, Operand]:
         """The right factor of each product."""
         return right_factors(self)
+
+    def block_scales(self) -> BlockScales | None:
+        if not self.scaled:
+            return None
+        (rows,) = self.parts.products[0].scales[0].inputs
+        cols = tuple(self.accesses[t.name, "scale"] for p in self.parts.products for t in p.scales[1].inputs)
+        return BlockScales(BLOCK, self.accesses[rows.name, "left scale"], cols)
 
     @property
     def chunk(self) -> int:
@@ -82,7 +90,7 @@ def named_accesses(
         most = chunk_of(parts.products[0].left.dtype) * use.tensor.dtype.bytes
         if use.place == "right" and any(use.tensor in p.right.inputs for p in parts.products if p.right.scaled):
             most = VECTOR_BYTES  # codes are copied by 16 bytes, whatever type they are widened to
-        width = 1 if use.place == "scale" else widest(graph, layout, use, most)
+        width = 1 if use.place in ("scale", "left scale") else widest(graph, layout, use, most)
         access = access_of(graph, dims, layout, use, name, width)
         made[use.tensor.name, use.place] = replace(access, vector_bytes=min(access.vector_bytes, VECTOR_BYTES))
     return made

@@ -46,6 +46,7 @@ from fusegen.planner.products.mma_operands import MmaDraft, named_accesses
 from fusegen.planner.products.mma_tiles import counted, elements, fits, tiles
 from fusegen.planner.products.output_groups import (
     groups,
+    need_one_scaling,
     need_plain_rights,
     need_whole_groups,
     prologue_of,
@@ -91,7 +92,9 @@ def draft(graph: Graph, target: Target, layout: Layout) -> MmaDraft:
         raise NoMatch(f"{len(parts.lefts)} left factors; the products of one kernel share theirs")
     coded = [p.right for p in parts.products if p.right.scaled]
     if not coded:
-        need_plain_rights(parts)
+        need_plain_rights(
+            parts, blocks=target.atoms_of("warp", parts.lefts[0].dtype, first.right.dtype)[0].kind == "mma"
+        )
     for group in (found := groups(hoisted, parts)):
         need_countable(size_of(group.width, graph.sizes))
     need_countable(size_of(parts.products[0].contracted, graph.sizes))
@@ -99,6 +102,8 @@ def draft(graph: Graph, target: Target, layout: Layout) -> MmaDraft:
     drawn = MmaDraft(graph, hoisted, target, layout, parts, found, dims, named_accesses(hoisted, dims, layout, parts))
     if coded:
         need_codes(drawn)
+    if drawn.scaled:
+        need_one_scaling(drawn)
     return drawn
 
 
@@ -176,6 +181,7 @@ def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
         tile=tile,
         k=drawn.k,
         dtype=drawn.dtype,
+        block_scales=drawn.block_scales(),
         promote=promote,
         output_groups=output_groups,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from fusegen.language.block_products import BLOCK
 from fusegen.language.types import size_of
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.gemm import (
@@ -141,6 +142,8 @@ def fits(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> bool:
     """Has the target room for it, and has every thread a whole number of chunks to bring?"""
     target = drawn.target
     slice_k_threads = tile.warps * target.warp
+    if drawn.scaled and (BLOCK % tile.k or BLOCK % tile.warp_cols):  # a warp's slice is of one block
+        return False
     right = drawn.rights.values()
     run = run_of(tile, atom, all(f.along for f in right))
     room = shared_bytes(tile, drawn.dtype, drawn.together, len(drawn.parts.statistics), run, drawn.share)

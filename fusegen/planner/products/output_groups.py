@@ -28,6 +28,15 @@ PROMOTED = 128
 """Of K, after which sums of few bits are added in f32: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, 3.3.2."""
 
 
+def need_one_scaling(draft: ProductDraft) -> None:
+    """Raises NoMatch for scales of blocks where a loop has no place for them."""
+    product = draft.parts.products[0]
+    if len(draft.groups) > 1 or len(draft.dims) > 1 or not all(p.scales for p in draft.parts.products):
+        raise NoMatch(f"the product at {product.node.where} has scales for its blocks, and others beside it have not")
+    if len({p.scales[0].node for p in draft.parts.products}) > 1:
+        raise NoMatch("products of one tile have one left factor, with one set of scales")
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Products that are used together, of one width, and the outputs that are made of them."""
@@ -53,6 +62,11 @@ class ProductDraft:
     def dtype(self) -> DType:
         """Of the factors; of the left ones, where right ones are of another type."""
         return self.parts.products[0].left.dtype
+
+    @property
+    def scaled(self) -> bool:
+        """Are sums of blocks scaled?"""
+        return any(product.scales for product in self.parts.products)
 
     @property
     def right_dtype(self) -> DType:
@@ -137,9 +151,12 @@ def within(graph: Graph, *roots: Node, without: Iterable[Node] = ()) -> set[Node
     return found
 
 
-def need_plain_rights(parts: Split) -> None:
-    """Raises NoMatch for a right factor that is computed."""
+def need_plain_rights(parts: Split, blocks: bool = False) -> None:
+    """Raises NoMatch for a right factor that is computed, and for products of scaled blocks, unless a rule has them."""
     for product in parts.products:
+        if product.scales and not blocks:
+            what = "has scales for its blocks, which kernels apply that sum by wgmma or mma.sync"
+            raise NoMatch(f"the product at {product.node.where} {what}")
         if product.right.scaled is not None:
             raise NoMatch(
                 f"the right factor of the product at {product.node.where} is codes of {product.right.scaled.code}, "

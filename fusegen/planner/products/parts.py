@@ -39,6 +39,15 @@ class Coding:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockScales:
+    """Scales that sums of each `block` of K are multiplied by: one for each row, and one for `block` columns."""
+
+    block: int
+    rows: Access
+    cols: tuple[Access, ...]  # of each product
+
+
+@dataclass(frozen=True, slots=True)
 class Operand:
     """A tensor that is multiplied, or that the left factor is computed from: how its slices get to shared memory.
 
@@ -175,6 +184,7 @@ class ProductWork:
     tile: ProductTile
     k: int  # K
     dtype: DType  # of the factors, or of the left ones
+    block_scales: BlockScales | None = None
     promote: int = 0  # sums of so many of K begin at 0, and are added in f32; 0: all are added where they are made
     output_groups: tuple[OutputGroup, ...]
     hoisted: Graph

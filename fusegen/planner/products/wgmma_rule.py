@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
+from fusegen.language.block_products import BLOCK
 from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor
 from fusegen.language.naming import entry_name, value_names
 from fusegen.language.products import Split
@@ -47,6 +48,7 @@ from fusegen.planner.products.output_groups import (
     Group,
     ProductDraft,
     groups,
+    need_one_scaling,
     need_plain_rights,
     need_whole_groups,
     prologue_of,
@@ -54,7 +56,7 @@ from fusegen.planner.products.output_groups import (
     taken_apart,
     within,
 )
-from fusegen.planner.products.parts import Contraction, Left, Operand, OutputGroup, Prologue
+from fusegen.planner.products.parts import BlockScales, Contraction, Left, Operand, OutputGroup, Prologue
 from fusegen.planner.products.product_cost import product_rounding
 from fusegen.planner.products.wgmma import (
     LINE_ELEMENTS,
@@ -139,7 +141,7 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
 
 def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
     """Raises NoMatch for what the template has no place for."""
-    need_plain_rights(parts)
+    need_plain_rights(parts, blocks=True)
     need_whole_groups(found, graph)
     if len(parts.lefts) > 1:
         raise NoMatch("the products have different left factors; wgmma's tile has one")
@@ -185,6 +187,9 @@ class WgmmaDraft(ProductDraft):
                 continue
             if name in found:
                 raise NoMatch(f"{name} is used in two ways; wgmma moves each tensor in one")
+            if use.place in ("scale", "left scale"):
+                found[name] = access_of(hoisted, dims, layout, use, names[use.tensor.node], 1)
+                continue
             use = Use(use.tensor, "tile") if prepared else use
             width = widest(hoisted, layout, use)
             if use.place != "tile" or prepared:
@@ -200,6 +205,8 @@ class WgmmaDraft(ProductDraft):
             found[name] = access_of(hoisted, dims, layout, use, word, width)
         draft = cls(graph, hoisted, target, layout, parts, found_groups, dims, schedule, found, factors)
         draft.check_ways()
+        if draft.scaled:
+            need_one_scaling(draft)
         draft.check_along()
         return draft
 
@@ -216,6 +223,13 @@ class WgmmaDraft(ProductDraft):
                     f"{one} and {other} are multiplied side by side, and one lies along the summed axis and the other "
                     "across it\n  lay them alike, as in x @ w.T for all of them"
                 )
+
+    def block_scales(self) -> BlockScales | None:
+        if not self.scaled:
+            return None
+        rows, *_ = (self.access[t.name] for t in self.parts.products[0].scales[0].inputs)
+        cols = tuple(self.access[t.name] for p in self.parts.products for t in p.scales[1].inputs)
+        return BlockScales(BLOCK, rows, cols)
 
     def check_along(self) -> None:
         """Raises NoMatch for factors that lie across K, or are computed, where these are none of 16 bits."""
@@ -238,6 +252,7 @@ class WgmmaDraft(ProductDraft):
             tile=tile,
             k=self.k,
             dtype=self.dtype,
+            block_scales=self.block_scales(),
             promote=self.promote(tile.atom),
             output_groups=self.output_groups(tile),
         )
@@ -318,7 +333,10 @@ class WgmmaDraft(ProductDraft):
                 return False
             if self.brings:  # boxes of so many rows are longer than a slice of the right factor
                 return False
-        if tile not in self.many and (self.extents[-1] <= FEW_ROWS or not self.few(tile)):
+        if self.scaled and (tile.cols // self.together not in (BLOCK // 2, BLOCK) or self.k // BLOCK % tile.split_k):
+            return False
+        streamed = self.extents[-1] <= FEW_ROWS and not self.scaled  # by mma.sync, which scales no blocks
+        if tile not in self.many and (streamed or not self.few(tile)):
             return False
         if tile.cols // self.together // tile.split_k % LEAST_COLS:
             return False

@@ -507,8 +507,7 @@ class Lowering:
     def matmul(self, node: Node, view: View) -> Node:
         """A product of which a view takes rows and columns apart."""
         rank, mine = len(node.shape), len(view.shape)
-        missing = (1,) * (2 - mine)
-        if missing:
+        if missing := (1,) * (2 - mine):
             view = made(
                 (*missing, *view.shape), view.base, view.offset, ((0,) * len(view.base),) * (2 - mine) + view.columns
             )
@@ -516,15 +515,16 @@ class Lowering:
         apart = all(  # axes before the last two may take any of both factors' lines, as heads in a weight's columns
             view.steps[b][j] == 0 or b - rank == j - mine for b in range(len(view.base)) for j in (mine - 2, mine - 1)
         )
-        if not apart or any(len(group) != 1 for group in view.base):
+        if not apart or any(len(group) != 1 for group in view.base) or (node.inputs[2:] and not view.is_identity):
             raise NotOneStep(node, f"{node.operator}: a view takes the rows and columns of a product otherwise")
-        left, right = node.inputs
+        left, right = node.factors
         made_left = self.factor(left, side(view, left, node, rows=True), node)
         codes = codes_of(right) if (shown := side(view, right, node, rows=False)).is_identity else None
         made_right = in_one_kernel(codes, node, self.seen) if codes else self.factor(right, shown, node)
         leading = broadcast(made_left.shape[:-2], made_right.shape[:-2])
         shape = (*leading, made_left.shape[-2], made_right.shape[-1])
-        return replace(node, inputs=(made_left, made_right), shape=shape)
+        scales = (self.factor(a, View.identity(a.shape), node) for a in node.inputs[2:])
+        return replace(node, inputs=(made_left, made_right, *scales), shape=shape)
 
     def factor(self, node: Node, view: View, of: Node) -> Node:
         source, shown = node, view
