@@ -46,7 +46,7 @@ FRAME = (
     philox4x32 group_sum group_max group_min group_sum_i32 group_max_i32 group_min_i32""".split()  # noqa: SIM905
     )
     | {name for dtype in F8 for name in (f"to_{dtype}", f"{dtype}_value")}
-    | {"to_f8e5m2_or_infinity", "f4e2m1_value"}
+    | {"to_f8e5m2_or_infinity", "f4e2m1_value", "f8e4m3_of", "f8e5m2_of", "pair_of_f8e4m3", "pair_of_f8e5m2"}
 )
 # what kernels call things that choose columns
 SELECTION_FRAME = frozenset(

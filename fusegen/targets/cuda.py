@@ -53,6 +53,11 @@ def eight_bits(name: str) -> dict[str, tuple[str, ...]]:
             f'asm("cvt.rn.satfinite.{name}x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(x));',
             "return static_cast<unsigned char>(codes);",
         ),
+        f"pairs_f8{name}": (
+            "unsigned short codes;",
+            f'asm("cvt.rn.satfinite.{name}x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));',
+            "return codes;",
+        ),
         f"f8{name}_value": (
             "unsigned halves;",
             f'asm("cvt.rn.f16x2.{name}x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(x)));',

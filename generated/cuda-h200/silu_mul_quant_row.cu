@@ -63,11 +63,22 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
-// the nearest f8e4m3, of two the even one, at most 448 in magnitude; NaN stays NaN
-__device__ __forceinline__ unsigned char to_f8e4m3(float x) {
+// two numbers as codes of f8e4m3, the low one in the lower byte
+__device__ __forceinline__ unsigned short pair_of_f8e4m3(float low, float high) {
   unsigned short codes;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(x));
-  return static_cast<unsigned char>(codes);
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  return codes;
+}
+
+// numbers as f8e4m3, two at a time: to the nearest, of two to the even one, at most the largest; NaN stays NaN
+template <int N>
+__device__ __forceinline__ Vec<unsigned char, N> f8e4m3_of(const float (&x)[N]) {
+  unsigned short pairs[N / 2];
+  #pragma unroll
+  for (int i = 0; i < N / 2; ++i) pairs[i] = pair_of_f8e4m3(x[2 * i], x[2 * i + 1]);
+  Vec<unsigned char, N> v;
+  memcpy(&v, pairs, sizeof(v));
+  return v;
 }
 
 // v of the thread whose lane differs in the bits of step
@@ -148,13 +159,13 @@ silu_mul_quant_row(
   #pragma unroll
   for (int v = 0; v < 7; ++v) {
     const int col = (v * row_threads + lane) * 8;
-    Vec<unsigned char, 8> values_vec;
+    float values_wide[8];
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float silu_times_up = silu_times_up_kept[v][j];
       const float silu_times_up_times_factor = silu_times_up * factor;
-      values_vec.at[j] = to_f8e4m3(silu_times_up_times_factor);
+      values_wide[j] = silu_times_up_times_factor;
     }
-    store<8>(values_row + col, values_vec);
+    store<8>(values_row + col, f8e4m3_of(values_wide));
   }
 }

@@ -59,6 +59,8 @@ class Elements(Part):
 
     def write(self, store: Store) -> str:
         """Element j of a result, to its vector, or to where the row is in shared memory."""
+        if self.vectors.by_pairs(store):
+            return f"{store.access.name}_wide[j] = {store.value};"
         placed = store.access.mode == "bulk" and store.staged
         place = self.bulk.at(store.access) if placed else f"{store.access.name}_vec.at[j]"
         live = "if (live) " if placed and self.plan.lacks_rows else ""

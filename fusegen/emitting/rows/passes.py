@@ -340,9 +340,9 @@ class Passes(Part):
     def outputs(self, row_pass: RowPass) -> list[Output]:
         return [
             Output(
-                type=self.frame.vec_type(s.access),
-                name=f"{s.access.name}_vec",
-                call=self.blocks.staged_call(s.access) if s.staged else self.vectors.store_call(s.access),
+                type="float" if self.vectors.by_pairs(s) else self.frame.vec_type(s.access),
+                name=f"{s.access.name}_wide[{s.access.vector}]" if self.vectors.by_pairs(s) else f"{s.access.name}_vec",
+                call=self.blocks.staged_call(s.access) if s.staged else self.vectors.store_of(s),
                 masked=self.elements.stored_masked(s),
                 misaligned=s.access.mode == "misaligned" and not s.staged,
             )
@@ -367,8 +367,8 @@ class Passes(Part):
                 for load in row_pass.reads
             ],
             writes=[
-                f"store_each_within<{width}>({self.frame.pointer(store.access)}, col, {cols}, {store.access.name}_vec)"
-                for store in row_pass.stores
+                f"store_each_within<{width}>({self.frame.pointer(s.access)}, col, {cols}, {self.vectors.result(s)})"
+                for s in row_pass.stores
             ],
         )
 

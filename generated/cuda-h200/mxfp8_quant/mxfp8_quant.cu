@@ -49,13 +49,6 @@ __device__ __forceinline__ float larger(float a, float b) {
   return y;
 }
 
-// the nearest f8e4m3, of two the even one, at most 448 in magnitude; NaN stays NaN
-__device__ __forceinline__ unsigned char to_f8e4m3(float x) {
-  unsigned short codes;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(x));
-  return static_cast<unsigned char>(codes);
-}
-
 // the nearest power of 2 as its exponent, of two the larger one, from 2^-127 to 2^127; 0xff of NaN
 __device__ __forceinline__ unsigned char to_f8e8m0(float x) {
   if (x != x) return 0xff;
@@ -68,6 +61,24 @@ __device__ __forceinline__ float power_of_2_above(float x) {
   if (!(x < 1.70141183e+38f)) return 1.70141183e+38f;
   const unsigned up = __float_as_uint(x) + 0x7fffffu;
   return x <= 1.17549435e-38f ? 1.17549435e-38f : __uint_as_float(up & 0x7f800000u);
+}
+
+// two numbers as codes of f8e4m3, the low one in the lower byte
+__device__ __forceinline__ unsigned short pair_of_f8e4m3(float low, float high) {
+  unsigned short codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  return codes;
+}
+
+// numbers as f8e4m3, two at a time: to the nearest, of two to the even one, at most the largest; NaN stays NaN
+template <int N>
+__device__ __forceinline__ Vec<unsigned char, N> f8e4m3_of(const float (&x)[N]) {
+  unsigned short pairs[N / 2];
+  #pragma unroll
+  for (int i = 0; i < N / 2; ++i) pairs[i] = pair_of_f8e4m3(x[2 * i], x[2 * i + 1]);
+  Vec<unsigned char, N> v;
+  memcpy(&v, pairs, sizeof(v));
+  return v;
 }
 
 // v of the thread whose lane differs in the bits of step
@@ -134,13 +145,13 @@ mxfp8_quant(
 
   // pass 2 of 2: write values
   {
-    Vec<unsigned char, 8> values_vec;
+    float values_wide[8];
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float x_part = __bfloat162float(x_part_vec.at[j]);
       const float mul = x_part * factor;
-      values_vec.at[j] = to_f8e4m3(mul);
+      values_wide[j] = mul;
     }
-    if (live) store<8>(values_row + col, values_vec);
+    if (live) store<8>(values_row + col, f8e4m3_of(values_wide));
   }
 }

@@ -68,11 +68,22 @@ __device__ __forceinline__ float larger(float a, float b) {
   return y;
 }
 
-// the nearest f8e4m3, of two the even one, at most 448 in magnitude; NaN stays NaN
-__device__ __forceinline__ unsigned char to_f8e4m3(float x) {
+// two numbers as codes of f8e4m3, the low one in the lower byte
+__device__ __forceinline__ unsigned short pair_of_f8e4m3(float low, float high) {
   unsigned short codes;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(x));
-  return static_cast<unsigned char>(codes);
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  return codes;
+}
+
+// numbers as f8e4m3, two at a time: to the nearest, of two to the even one, at most the largest; NaN stays NaN
+template <int N>
+__device__ __forceinline__ Vec<unsigned char, N> f8e4m3_of(const float (&x)[N]) {
+  unsigned short pairs[N / 2];
+  #pragma unroll
+  for (int i = 0; i < N / 2; ++i) pairs[i] = pair_of_f8e4m3(x[2 * i], x[2 * i + 1]);
+  Vec<unsigned char, N> v;
+  memcpy(&v, pairs, sizeof(v));
+  return v;
 }
 
 // the largest value over the 16 neighbouring threads that have a group of the row, in every one of them
@@ -159,7 +170,7 @@ rmsnorm_quant_block(
     const int col = (v * row_threads + lane) * 8;
     const Vec<__nv_bfloat16, 8> gain_vec = load<8>(gain_ptr + col);
     const Vec<__nv_bfloat16, 8> x_vec = x_kept[v * row_threads + lane];
-    Vec<unsigned char, 8> values_vec;
+    float values_wide[8];
     float y_here[8];
     float max_of_magnitude_part = -INFINITY;
     #pragma unroll
@@ -181,8 +192,8 @@ rmsnorm_quant_block(
     for (int j = 0; j < 8; ++j) {
       const float y = y_here[j];
       const float mul = y * factor;
-      values_vec.at[j] = to_f8e4m3(mul);
+      values_wide[j] = mul;
     }
-    store<8>(values_row + col, values_vec);
+    store<8>(values_row + col, f8e4m3_of(values_wide));
   }
 }
