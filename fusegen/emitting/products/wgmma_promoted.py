@@ -22,6 +22,7 @@ class PromotedSpeller(CopySpeller):
         return {
             "slices": f"each {slices} slices",
             "adds": f"(step % {slices} | k) != 0",
+            **self.scaled_blocks(),
             "ends": f"step % {slices} == {slices - 1} || step == {steps - 1}",
         }
 
