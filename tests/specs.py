@@ -6,7 +6,9 @@ from pathlib import Path
 
 from fusegen.language.axes import column_reductions
 from fusegen.language.spec import Chain, load_chains
+from fusegen.planner import candidates
 from fusegen.planner.attention.recognition import is_attention
+from fusegen.targets import Target
 
 FOLDER = Path(__file__).resolve().parent.parent / "specs"
 SHIPPED = {chain.name: chain for chain in load_chains(FOLDER)}
@@ -23,6 +25,11 @@ ATTENTION = {name: chain for name, chain in ALL.items() if is_attention(chain.gr
 PRODUCTS = {name: chain for name, chain in ALL.items() if chain.graph.products and name not in ATTENTION}
 COLUMNS = {name: chain for name, chain in ALL.items() if column_reductions(chain.graph)}
 ROWS = {name: chain for name, chain in ALL.items() if not chain.graph.products and name not in COLUMNS}
+
+
+def planned(chain: Chain, target: Target) -> bool:
+    """Has it a plan there? OCP's 8-bit floats are multiplied by no unit of some GPUs."""
+    return bool(candidates(chain.graph, target).plans)
 
 
 def storage_types(chain: Chain) -> tuple[str, ...]:

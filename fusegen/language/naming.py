@@ -92,7 +92,13 @@ ATTENTION_FRAME = frozenset(
     pivots summed peaks shrinks power rounded_pair rounded_half load_half row_sums row_largest row_summed brought
     warp_row row0
     rows_here ring tiles_down load_matrices load_matrices_across multiply_add copy_chunk load_chunk load_fragment Half
-    Fragment Sums stage tile_rows threads sums_stride m d r w end fmaf rounded""".split()  # noqa: SIM905
+    Fragment Sums stage tile_rows threads sums_stride m d r w end fmaf rounded
+    consumers fence_floats fence_words first_head head heads heads_here together inside key_bytes key_segment keys_at
+    keys_empty keys_full keys_lie keys_ring met_end met_first met_free_end met_free_first own_end own_first own_free_end
+    own_free_first multiply_keys multiply_scores multiply_values multiply_weights own_queries pairs pass_turn queries
+    queries_full query_bytes query_segment round_weights rounded_pair_bf16 rounded_pair_f16 value_bytes value_segment
+    values_at values_empty values_full values_lie values_ring weigh weights read_ahead stages warpgroup role tiles
+    parity staging staging_at barriers_at line_bytes""".split()  # noqa: SIM905
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
 FILE_SCOPE = frozenset(
@@ -105,7 +111,7 @@ FILE_SCOPE = frozenset(
 # what a kernel makes of a name, alone or with more words behind it: `x_vec`, `x_vec_next`, `x_stride_M`
 TENSOR_SUFFIXES = (
     "_ptr", "_row", "_vec", "_stride", "_kept", "_pieces", "_ends", "_staged", "_last", "_edge", "_at", "_place",
-    "_first", "_part", "_start", "_read", "_prefetched", "_found", "_count",
+    "_first", "_part", "_start", "_read", "_prefetched", "_found", "_count", "_wide",
 )  # fmt: skip
 # values whose names others are called after
 NAMED = (Kind.INPUT, Kind.PRODUCT, Kind.REDUCE, Kind.GROUP, Kind.SCAN, Kind.SELECT)

@@ -188,7 +188,8 @@ def sunk(node: Node) -> Node:
 def sink_columns(graph: Graph) -> Graph:
     """take_at(f(a, b), c)  ->  f(take_at(a, c), take_at(b, c))      where the row has a column c
 
-    Exact, as of the columns that a selection chose: what is left is read of operands, at one place a row.
+    Exact, as of the columns that a selection chose: what is left is read of operands, at one place a row. What is made
+    of a product stays: a column of that is a product of its own.
     """
     made: dict[Node, Node] = {}
     for node in graph.nodes:
@@ -201,10 +202,11 @@ def sink_columns(graph: Graph) -> Graph:
 def at_column(node: Node, graph: Graph) -> Node:
     """What is taken at a column, computed there."""
     x, column = node.inputs
-    if x.op.kind is Kind.INPUT:
+    above = behind([x])
+    if x.op.kind is Kind.INPUT or any(value.op.kind is Kind.PRODUCT for value in above):
         return node
     found: dict[Node, Node] = {}
-    for value in behind([x]):
+    for value in above:
         if not along_row(value):
             found[value] = value
         elif value.op.name == "col_index":

@@ -286,11 +286,10 @@ sink_attention(
       for (int n = 0; n < 16; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int col = key0 + n * 8 + lane % 4 * 2 + i % 2;
+          const int col_index = key0 + n * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[n][i];
           const int last = last_here[i / 2];
           const float mul = q_times_k * 0.125f;
-          const int col_index = col;
           const bool keep = col_index <= last;
           const float scores = keep ? mul : (-INFINITY);
           q_times_k_sums[n][i] = scores;

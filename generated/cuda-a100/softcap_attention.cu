@@ -287,13 +287,12 @@ softcap_attention(
       for (int n = 0; n < 16; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int col = key0 + n * 8 + lane % 4 * 2 + i % 2;
+          const int col_index = key0 + n * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[n][i];
           const int last = last_here[i / 2];
           const float mul = q_times_k * 0.0017677669f;
           const float tanh_ = hyperbolic_tangent(mul);
           const float capped = 50.0f * tanh_;
-          const int col_index = col;
           const bool keep = col_index <= last;
           const float causal = keep ? capped : (-INFINITY);
           q_times_k_sums[n][i] = causal;
@@ -380,7 +379,6 @@ softcap_attention(
     const int col = static_cast<int>((v * threads + threadIdx.x) % 16) * 8;
     if (m < rows_here) {
       const long long row = row0 + m;
-      const float top = row_largest[m];
       const float sum_of_exps = row_summed[m];
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;

@@ -367,12 +367,11 @@ alibi_attention(
       if (key0 + tile_keys <= free_end) {
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
-          const int col = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+          const int col_index = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[i];
           const float slope = slope_here[i / 2 % 2];
           const int last = last_here[i / 2 % 2];
           const float scores = q_times_k * 0.088388346f;
-          const int col_index = col;
           const int last_minus_col_index = static_cast<int>(static_cast<unsigned>(last) - col_index);
           const float distance = static_cast<float>(last_minus_col_index);
           const float slope_times_distance = slope * distance;
@@ -383,12 +382,11 @@ alibi_attention(
       } else {
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
-          const int col = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+          const int col_index = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[i];
           const float slope = slope_here[i / 2 % 2];
           const int last = last_here[i / 2 % 2];
           const float scores = q_times_k * 0.088388346f;
-          const int col_index = col;
           const int last_minus_col_index = static_cast<int>(static_cast<unsigned>(last) - col_index);
           const float distance = static_cast<float>(last_minus_col_index);
           const float slope_times_distance = slope * distance;
@@ -461,9 +459,6 @@ alibi_attention(
     for (int r = 0; r < 2; ++r) {
       #pragma unroll
       for (int step = 1; step < 4; step *= 2) summed[r] += __shfl_xor_sync(0xffffffffu, summed[r], step);
-      const int m = warp_row + lane / 4 + r * 8;
-      const bool inside = m < rows_here;
-      const long long row = row0 + (inside ? m : rows_here - 1);
       const float sum_of_exps = summed[r];
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;

@@ -317,8 +317,6 @@ attention(
       float peaks[2] = {largest[0], largest[1]};
       #pragma unroll
       for (int i = 0; i < 64; ++i) {
-        const float q_times_k = q_times_k_sums[i];
-        q_times_k_sums[i] = q_times_k;
         peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
       }
       #pragma unroll
@@ -383,9 +381,6 @@ attention(
     for (int r = 0; r < 2; ++r) {
       #pragma unroll
       for (int step = 1; step < 4; step *= 2) summed[r] += __shfl_xor_sync(0xffffffffu, summed[r], step);
-      const int m = warp_row + lane / 4 + r * 8;
-      const bool inside = m < rows_here;
-      const long long row = row0 + (inside ? m : rows_here - 1);
       const float sum_of_exps = summed[r];
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;

@@ -270,8 +270,7 @@ causal_attention(
   const unsigned first_head = blockIdx.x / (together * tiles_down) * together;
   const unsigned heads_here = heads - first_head < together ? heads - first_head : together;
   const unsigned inside = blockIdx.x % (together * tiles_down);
-  const long long head = first_head + inside % heads_here;
-  const long long B_H_at = head;
+  const long long B_H_at = first_head + inside % heads_here;
   const long long row0 = static_cast<long long>(tiles_down - 1 - inside / heads_here) * tile_rows;
   const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
 
@@ -378,17 +377,14 @@ causal_attention(
       if (key0 + tile_keys <= free_end) {
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
-          const float q_times_k = q_times_k_sums[i];
-          q_times_k_sums[i] = q_times_k;
           peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
         }
       } else {
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
-          const int col = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+          const int col_index = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[i];
           const int last = last_here[i / 2 % 2];
-          const int col_index = col;
           const bool keep = col_index <= last;
           const float scores = keep ? q_times_k : (-INFINITY);
           q_times_k_sums[i] = scores;

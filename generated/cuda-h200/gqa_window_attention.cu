@@ -372,18 +372,15 @@ gqa_window_attention(
       if (key0 >= free_first && key0 + tile_keys <= free_end) {
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
-          const float q_times_k = q_times_k_sums[i];
-          q_times_k_sums[i] = q_times_k;
           peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
         }
       } else {
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
-          const int col = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+          const int col_ = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[i];
           const int row_ = row__here[i / 2 % 2];
           const int sub = sub_here[i / 2 % 2];
-          const int col_ = col;
           const bool le = col_ <= row_;
           const bool gt = col_ > sub;
           const bool logical_and = le && gt;
@@ -454,9 +451,6 @@ gqa_window_attention(
     for (int r = 0; r < 2; ++r) {
       #pragma unroll
       for (int step = 1; step < 4; step *= 2) summed[r] += __shfl_xor_sync(0xffffffffu, summed[r], step);
-      const int m = warp_row + lane / 4 + r * 8;
-      const bool inside = m < rows_here;
-      const long long row = row0 + (inside ? m : rows_here - 1);
       const float sum_of_exps = summed[r];
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;

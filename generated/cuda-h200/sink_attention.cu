@@ -350,20 +350,17 @@ sink_attention(
       if (key0 + tile_keys <= free_end) {
         #pragma unroll
         for (int i = 0; i < 48; ++i) {
-          const float q_times_k = q_times_k_sums[i];
-          q_times_k_sums[i] = q_times_k;
           peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
         }
       } else {
         #pragma unroll
         for (int i = 0; i < 48; ++i) {
-          const int col = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+          const int col_index = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[i];
           const int last = last_here[i / 2 % 2];
-          const int col_index = col;
           const bool keep = col_index <= last;
           const float scores = keep ? q_times_k : (-INFINITY);
-          q_times_k_sums[i] = col < keys ? scores : -INFINITY;
+          q_times_k_sums[i] = col_index < keys ? scores : -INFINITY;
           peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
         }
       }
@@ -429,9 +426,6 @@ sink_attention(
     for (int r = 0; r < 2; ++r) {
       #pragma unroll
       for (int step = 1; step < 4; step *= 2) summed[r] += __shfl_xor_sync(0xffffffffu, summed[r], step);
-      const int m = warp_row + lane / 4 + r * 8;
-      const bool inside = m < rows_here;
-      const long long row = row0 + (inside ? m : rows_here - 1);
       const float max_of_scores = largest[r] * 0.125f;
       const float sink = *(sink_ptr + H_at * sink_stride_H);
       const float pivot = larger(max_of_scores, sink);

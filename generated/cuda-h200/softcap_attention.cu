@@ -262,8 +262,7 @@ softcap_attention(
   const unsigned first_head = blockIdx.x / (together * tiles_down) * together;
   const unsigned heads_here = heads - first_head < together ? heads - first_head : together;
   const unsigned inside = blockIdx.x % (together * tiles_down);
-  const long long head = first_head + inside % heads_here;
-  const long long B_H_at = head;
+  const long long B_H_at = first_head + inside % heads_here;
   const long long row0 = static_cast<long long>(tiles_down - 1 - inside / heads_here) * tile_rows;
   const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
 
@@ -379,12 +378,11 @@ softcap_attention(
       } else {
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
-          const int col = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+          const int col_index = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[i];
           const int last = last_here[i / 2 % 2];
           const float mul = q_times_k * 0.0017677669f;
           const float tanh_ = hyperbolic_tangent(mul);
-          const int col_index = col;
           const bool keep = col_index <= last;
           const float causal = keep ? tanh_ : (-INFINITY);
           q_times_k_sums[i] = causal;
@@ -453,9 +451,6 @@ softcap_attention(
     for (int r = 0; r < 2; ++r) {
       #pragma unroll
       for (int step = 1; step < 4; step *= 2) summed[r] += __shfl_xor_sync(0xffffffffu, summed[r], step);
-      const int m = warp_row + lane / 4 + r * 8;
-      const bool inside = m < rows_here;
-      const long long row = row0 + (inside ? m : rows_here - 1);
       const float sum_of_exps = summed[r];
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;

@@ -258,12 +258,11 @@ alibi_attention(
       for (int n = 0; n < 4; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int col = key0 + n * 16 + lane / 16 * 4 + i;
+          const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
           const float q_times_k = q_times_k_sums[n][i];
           const float slope = slope_here[0];
           const int last = last_here[0];
           const float scores = q_times_k * 0.088388346f;
-          const int col_index = col;
           const int last_minus_col_index = static_cast<int>(static_cast<unsigned>(last) - col_index);
           const float distance = static_cast<float>(last_minus_col_index);
           const float slope_times_distance = slope * distance;
@@ -277,12 +276,11 @@ alibi_attention(
       for (int n = 0; n < 4; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int col = key0 + n * 16 + lane / 16 * 4 + i;
+          const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
           const float q_times_k = q_times_k_sums[n][i];
           const float slope = slope_here[0];
           const int last = last_here[0];
           const float scores = q_times_k * 0.088388346f;
-          const int col_index = col;
           const int last_minus_col_index = static_cast<int>(static_cast<unsigned>(last) - col_index);
           const float distance = static_cast<float>(last_minus_col_index);
           const float slope_times_distance = slope * distance;
@@ -364,7 +362,6 @@ alibi_attention(
     const int col = static_cast<int>((v * threads + threadIdx.x) % 16) * 8;
     if (m < rows_here) {
       const long long row = row0 + m;
-      const float top = row_largest[m];
       const float sum_of_exps = row_summed[m];
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;

@@ -290,7 +290,6 @@ attention(
     const int col = static_cast<int>((v * threads + threadIdx.x) % 16) * 8;
     if (m < rows_here) {
       const long long row = row0 + m;
-      const float top = row_largest[m];
       const float sum_of_exps = row_summed[m];
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;

@@ -277,11 +277,10 @@ causal_attention(
       for (int n = 0; n < 4; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int col = key0 + n * 16 + lane / 16 * 4 + i;
+          const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
           const float q_times_k = q_times_k_sums[n][i];
           const int last = last_here[0];
           const float mul = q_times_k * 0.088388346f;
-          const int col_index = col;
           const bool keep = col_index <= last;
           const float scores = keep ? mul : (-INFINITY);
           q_times_k_sums[n][i] = scores;

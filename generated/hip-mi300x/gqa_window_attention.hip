@@ -267,12 +267,11 @@ gqa_window_attention(
       for (int n = 0; n < 4; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int col = key0 + n * 16 + lane / 16 * 4 + i;
+          const int col_ = key0 + n * 16 + lane / 16 * 4 + i;
           const float q_times_k = q_times_k_sums[n][i];
           const int row_ = row__here[0];
           const int sub = sub_here[0];
           const float scores = q_times_k * 0.088388346f;
-          const int col_ = col;
           const bool le = col_ <= row_;
           const bool gt = col_ > sub;
           const bool logical_and = le && gt;
@@ -352,7 +351,6 @@ gqa_window_attention(
     const int col = static_cast<int>((v * threads + threadIdx.x) % 16) * 8;
     if (m < rows_here) {
       const long long row = row0 + m;
-      const float top = row_largest[m];
       const float sum_of_exps = row_summed[m];
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;

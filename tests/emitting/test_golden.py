@@ -130,7 +130,8 @@ def test_references_run_alone() -> None:
     cases = []
     for chain in CHAINS:
         folder = ROOT / "generated" / H200.folder / (chain.name if chain.name in PROGRAMS else "")
-        most = 128 if "block" in chain.name else 4 if chain.graph.viewed else 5  # blocks and halves are whole
+        whole = any(word in chain.name for word in ("block", "a16", "mxfp8", "nvfp4"))  # groups, blocks and halves
+        most = 128 if whole else 4 if chain.graph.viewed else 5
         small = chain.at(**{name: min(size, most) for name, size in chain.graph.sizes.items()}).graph
 
         def shape(sizes: Sequence[object], of: dict[str, int] = dict(small.sizes)) -> list[int]:  # noqa: B006

@@ -24,7 +24,7 @@ from fusegen.runtime import cache
 from fusegen.storage import Store, clear, survey
 from fusegen.storage.entries import pack
 from fusegen.targets import A100, H200, MI300X
-from tests.specs import ALL
+from tests.specs import ALL, planned
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAINS = list(ALL.values())
@@ -51,6 +51,8 @@ def refused(plan: Plan) -> Source:
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.graph.name)
 def test_what_is_remembered_is_what_was_rendered(chain: Any) -> None:
     for target in (H200, MI300X):
+        if not planned(chain, target):
+            continue
         plan = candidates(chain.graph, target).need()[0]
         made = remembered(plan, render)
         assert made == render(plan)

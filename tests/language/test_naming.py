@@ -111,8 +111,8 @@ def test_a_kernel_keeps_its_own_words_from_the_spec(spec: Chain, target: Target)
         kept = CPP | FRAME | called() | {made.name} | INNERMOST
         kept |= COLUMN_FRAME if columns else set()
         kept |= (SELECTION_FRAME if graph.selections else set()) | (PRODUCT_FRAME if graph.products else set())
-        kept |= ATTENTION_FRAME if made.rule == "attention" else set()
-        suffixes += ATTENTION_SUFFIXES if made.rule == "attention" else ()
+        kept |= ATTENTION_FRAME if made.rule.startswith("attention") else set()
+        suffixes += ATTENTION_SUFFIXES if made.rule.startswith("attention") else ()
         loose = [
             word for word in sorted(words(render(made).text))
             if word not in kept and word not in names and not RESERVED.match(word)

@@ -430,7 +430,16 @@ def test_a_plan_prints_as_the_header_of_its_kernel() -> None:
 
 def test_refusals_speak_the_users_words() -> None:
     found = candidates(mission.graph, H200)
-    rules = ["elementwise", "topk", "topk_small_k", "topk_large_k", "columns", "row_parts", "attention"]
+    rules = [
+        "elementwise",
+        "topk",
+        "topk_small_k",
+        "topk_large_k",
+        "columns",
+        "row_parts",
+        "attention",
+        "attention_wgmma",
+    ]
     rules += ["gemm", "wgmma"]
     assert [r.rule for r in found.refusals] == rules
     assert "sum at" in found.refusals[0].reason

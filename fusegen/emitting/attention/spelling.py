@@ -13,6 +13,7 @@ from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import all_of
 from fusegen.planner.attention.parts import CHUNK, Matrix
 from fusegen.planner.model import Access, Load, Store
+from fusegen.planner.parts import used_by
 from fusegen.planner.pieces import stride_name
 
 LOG2E = "1.44269504f"
@@ -99,8 +100,9 @@ class AttentionSpeller(AttentionWords):
         places = plan.tile.rows * per_row
         at = "v * threads + threadIdx.x" if places > plan.threads else "threadIdx.x"
         row: list[str] = []
-        asked_top = behind.top
-        row.append(f"const float {asked_top} = row_largest[m];")
+        asked = used_by(behind.body) | used_by(behind.row_body) | used_by(behind.pivot_body)
+        if behind.pivot or behind.top in asked | {s.value for s in (*behind.stores, *behind.row_stores)}:
+            row.append(f"const float {behind.top} = row_largest[m];")
         row += [self.row_value(load) for load in behind.row_loads]
         if behind.pivot:
             self.functions.add("exponential")
@@ -207,7 +209,7 @@ class AttentionSpeller(AttentionWords):
         ends, key_range, behind = self.ends(), self.key_range(), self.behind()
         launch_body = self.statements(plan.launch_body)
         row_setup, row_arrays = self.row_setup(), self.row_arrays()
-        asks_col = {name: any("col" in line for line in lines) for name, lines in
+        asks_col = {name: any(self.col_name in line for line in lines) for name, lines in
                     (("tested", tested), ("free", free), ("weight", weight))}  # fmt: skip
         across = plan.tile.keys // atom.cols
         dtype = plan.dtype.name
@@ -251,6 +253,7 @@ class AttentionSpeller(AttentionWords):
             "depth_steps": plan.query.padded // atom.k,
             "width_steps": plan.value.padded // 16,
             "accumulators": atom.accumulators,
+            "col_name": self.col_name,
             "col": atom.fragment.col_text(("i", 1)),
             "is_free": self.is_free(),
             "tested": tested,

@@ -6,6 +6,7 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -71,9 +72,11 @@ class WgmmaAttentionSpeller(AttentionSpeller):
             "const unsigned first_head = blockIdx.x / (together * tiles_down) * together;",
             "const unsigned heads_here = heads - first_head < together ? heads - first_head : together;",
             "const unsigned inside = blockIdx.x % (together * tiles_down);",
-            "const long long head = first_head + inside % heads_here;",
         ]
-        for place, dim in enumerate(others):
+        one = len(others) == 1
+        head = others[0].index if one else "head"
+        lines.append(f"const long long {head} = first_head + inside % heads_here;")
+        for place, dim in enumerate(() if one else others):
             inner = " / ".join(["head", *(d.extent for d in reversed(others[place + 1 :]))])
             lines.append(f"const long long {dim.index} = {inner}" + (f" % {dim.extent};" if place else ";"))
         lines += [
@@ -207,8 +210,10 @@ class WgmmaAttentionSpeller(AttentionSpeller):
         boxes = [{"words": f"{s.access.name}_words", "stores": self.box_stores(s.access)} for s in boxed]
         return {
             "row": row,
+            "asks_row": any(re.search(r"\brow\b", line) for line in (*row, *pair, *body, *stores)),
+            "asks_inside": any("inside" in line for line in (*row, *stores)),
             "vectors": bool(behind.loads or apart),
-            "asks_col": asks([*pair, *body, *stores]),
+            "asks_col": asks([*pair, *body, *stores], "col"),
             "pair": pair,
             "body": body if behind.stores else [],
             "stores": stores,
@@ -256,10 +261,14 @@ class WgmmaAttentionSpeller(AttentionSpeller):
         self.constants.add("INFINITY")
         tested = self.element_lines(plan.tested, f"{self.scores}[i]")
         free = self.element_lines(plan.free, f"{self.scores}[i]") if plan.tests else tested
+        if not plan.free.body:
+            free = []  # a score is its logit
         weight = self.element_lines(plan.weight, "power") if plan.weight.body else []
         ends, key_range, behind = self.ends(), self.key_range(), self.behind()
         row_setup, row_arrays, ahead = self.row_setup(), self.row_arrays(), self.ahead()
-        asks_col = {name: asks(lines) for name, lines in (("tested", tested), ("free", free), ("weight", weight))}
+        asks_col = {
+            name: asks(lines, self.col_name) for name, lines in (("tested", tested), ("free", free), ("weight", weight))
+        }
         scale = plan.scale * (1.0 if plan.base_2 else math.log2(math.e))
         staged = {what: f"{what}s_ring + stage * {what}_bytes" for what in ("key", "value")}
         copies = {
@@ -295,6 +304,7 @@ class WgmmaAttentionSpeller(AttentionSpeller):
             "slot_row": self.slot_row,
             "scores": self.scores,
             "sums": self.sums,
+            "col_name": self.col_name,
             "col": plan.atom.fragment.col_text(("i", 1)),
             "is_free": self.is_free(),
             "tested": tested,
@@ -323,5 +333,5 @@ def times(found: Boxes) -> str:
     return f"{found.segments} * " if found.segments > 1 else ""
 
 
-def asks(lines: Iterable[str]) -> bool:
-    return any("col" in line for line in lines)
+def asks(lines: Iterable[str], col: str) -> bool:
+    return any(col in line for line in lines)

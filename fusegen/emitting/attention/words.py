@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fusegen.emitting.body import Element, element_lines
-from fusegen.emitting.dialect import VALUE_TYPES, Dialect
+from fusegen.emitting.dialect import VALUE_TYPES, Dialect, all_of
 from fusegen.language.types import DType
 from fusegen.planner.attention.parts import AttentionPlan, ElementBody, Ends, EndText
 from fusegen.planner.model import Access, Load, Statement
@@ -104,7 +105,14 @@ class AttentionWords(Dialect):
             if name in asked:
                 lines.append(self.define(name, dtype, f"{self.here(name)}[{self.slot}]"))
 
-        return [*lines, *element_lines(body, Element(self.operand, col="col"), self)]
+        counted = replace(body, body=tuple(s for s in body.body if s.op.name != "col_index"))  # the loop has its number
+        return [*lines, *element_lines(counted, Element(self.operand, col=self.col_name), self)]
+
+    @property
+    def col_name(self) -> str:
+        """What a kernel's loops call the column of the score at hand: as the chain does, where it asks for it."""
+        bodies = (self.plan.tested, self.plan.free, self.plan.weight)
+        return next((s.name for body in bodies for s in body.body if s.op.name == "col_index"), "col")
 
     def operand(self, load: Load) -> str:
         """The element of an operand that belongs to the score at hand."""
@@ -114,7 +122,8 @@ class AttentionWords(Dialect):
     @property
     def key(self) -> str:
         """The column that is read: one that there is."""
-        return "(col < keys ? col : keys - 1)" if self.plan.ragged else "col"
+        col = self.col_name
+        return f"({col} < keys ? {col} : keys - 1)" if self.plan.ragged else col
 
     @property
     def element_loads(self) -> list[Load]:
@@ -217,7 +226,7 @@ class AttentionWords(Dialect):
             tests.append("key0 + tile_keys <= free_end")
         elif self.plan.ragged:
             tests.append("key0 + tile_keys <= keys")
-        return " && ".join(tests)
+        return all_of(*tests)
 
     def row_arrays(self) -> list[str]:
         """Declarations of what is one value a row, and of where the rows of operands begin."""

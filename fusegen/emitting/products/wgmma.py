@@ -277,6 +277,11 @@ class WgmmaSpeller(PromotedSpeller):
 
     # ---- the epilogue
 
+    def first_row(self) -> str:
+        """Of a consumer's own rows of a tile that both share."""
+        rows = self.tile.group_rows
+        return f"own * {rows} + " if rows <= 64 else "own * (tile_rows / 2) + "
+
     def sum_place(self) -> Mapping[str, Any]:
         """Where the first sum of a pair lies: pair r8 of columns n8 of a box, or columns n of a tile."""
         fragment, pair = self.tile.atom.fragment, (("n8", 4), ("r8", 2))
@@ -468,7 +473,7 @@ class WgmmaSpeller(PromotedSpeller):
             "own_rows": self.own_rows,
             "names_row": not plan.deferred_store
             or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in output_groups),
-            "first_row": f"own * {tile.group_rows} + " if tile.schedule == "cooperative" else "",
+            "first_row": self.first_row() if tile.schedule == "cooperative" else "",
             "chunk_sums": plan.box_cols // 2,
             "pairs": LINE_ELEMENTS // 2,
             "columns": plan.box_cols // 8,

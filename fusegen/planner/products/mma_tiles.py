@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fusegen.language.block_products import BLOCK
+from fusegen.language.graph import Kind
 from fusegen.language.types import size_of
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.gemm import (
@@ -70,6 +71,7 @@ STREAM_COLS = (16, 32, 64)
 STREAM_K = (64, 128)
 STREAM_SLICE_K = (2, 4, 8)
 STREAM_STAGES = (3, 4, 6)
+REDUCED_REGISTERS = 32  # what rows of a tile are reduced to: tiles that had fewer left spilled 40 B on an A100
 REGISTER_STAGES = (2,)  # through registers one slice is on its way, whatever the ring's length
 CLUSTERS = (1, 2, 4)
 IN_FLIGHT_BYTES = 24 * 1024  # bytes that an SM must ask for ahead, at least, to be worth a candidate
@@ -152,6 +154,8 @@ def fits(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> bool:
     if slice_k_threads * tile.slice_k > target.threads_per_block:
         return False
     held = elements(drawn, tile) if tile.slice_k == 1 else 0  # streams have no others to give way to
+    if any(node.op.kind is Kind.GROUP for node in drawn.hoisted.nodes):
+        held += REDUCED_REGISTERS
     if gemm_registers(tile, atom, drawn.dtype, drawn.together) + held > min(target.registers_per_thread, 255):
         return False
     if tile.persistent and not can_persist(drawn, tile):

@@ -50,6 +50,7 @@ from fusegen.planner.tile import partial_bytes
 from fusegen.planner.time import floor_us, overlapped
 from fusegen.targets.base import Target
 
+BESIDE_SEVERAL = 16  # registers where sums of several columns are kept: with fewer left LayerNorm's gradients spilled
 MOST_PARTS_WORDS = 64  # registers of a thread that hold its columns' values: more would leave too few for a row
 # From asking for a byte to having it, where memory is at its rate: 40 KB an SM in flight are 4.8 TB/s over 132 of them.
 FLIGHT_US = 1.1
@@ -182,6 +183,7 @@ def duration(made: RowPlan, row_bytes: int, kept_bytes: int) -> Cost:
     elements = tile.per_thread * tile.vector
     held = {load.access for row_pass in made.passes for load in row_pass.loads if load.when == "held"}
     registers = estimated_registers(work) + elements * len(graph.parts)
+    registers += BESIDE_SEVERAL if len(graph.parts) > 1 else 0
     registers += elements * sum(access.dtype.bytes for access in held) // WORD_BYTES
     resident = max(1, resident_blocks(target, tile.threads, registers, shared))
     beside = max(1.0, min(resident, blocks / target.sms))  # blocks of an SM

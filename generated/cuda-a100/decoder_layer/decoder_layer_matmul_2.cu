@@ -275,11 +275,10 @@ decoder_layer_matmul_2(
       for (int n = 0; n < 8; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int col = key0 + n * 8 + lane % 4 * 2 + i % 2;
+          const int col_index = key0 + n * 8 + lane % 4 * 2 + i % 2;
           const float queries_times_keys_part = queries_times_keys_part_sums[n][i];
           const int position = position_here[i / 2];
           const float scores = queries_times_keys_part * 0.088388346f;
-          const int col_index = col;
           const bool le = col_index <= position;
           const float where = le ? scores : (-INFINITY);
           queries_times_keys_part_sums[n][i] = where;
@@ -367,7 +366,6 @@ decoder_layer_matmul_2(
     const int col = static_cast<int>((v * threads + threadIdx.x) % 16) * 8;
     if (m < rows_here) {
       const long long row = row0 + m;
-      const float top = row_largest[m];
       const float sum_of_exps = row_summed[m];
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;

@@ -2,11 +2,10 @@
 // top_parts, sum_of_exps_parts, sum_of_where_parts of linear_cross_entropy.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 4, copies interleaved with the
-//          products; persistent blocks
-// traffic  4334.8 MB moved, 1182.7 MB ideal, 3284.1 MB with products apart, 3284.1 MB unfused in 2
+// tile     192 x 128 tiles of 8 warps, slices of 64 in a ring of 4
+// traffic  3284.1 MB moved, 1182.7 MB ideal, 3284.1 MB with products apart, 3284.1 MB unfused in 2
 //          launches
-// floor    13793.5 us at 312 TFLOP/s for products; compute-bound at 992.80 flop/B
+// floor    13793.5 us at 312 TFLOP/s for products; compute-bound at 1310.43 flop/B
 // needs    H=4096, V=128256; rows of all operands next to each other; x, w, top_parts,
 //          sum_of_exps_parts, sum_of_where_parts: address and strides in multiples of 16 B
 
@@ -42,10 +41,10 @@ __device__ __forceinline__ float exponential(float x) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 256, tile_k = 32, stages = 4;
-constexpr int steps = 128;
-constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
-constexpr int tiles_across = 501;
+constexpr int tile_rows = 192, tile_cols = 128, tile_k = 64, stages = 4;
+constexpr int steps = 64;
+constexpr int warp_rows = 48, warp_cols = 64;  // of a tile
+constexpr int tiles_across = 1002;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 // elements from the start of a slice to the right factor, and to its end
 constexpr int w_at = tile_rows * tile_k;
@@ -128,233 +127,193 @@ linear_cross_entropy_top_parts(
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 4 * warp_rows;  // the warp's first of the tile
-  const int warp_col = warp % 4 * warp_cols;
+  const int warp_row = warp / 2 * warp_rows;  // the warp's first of the tile
+  const int warp_col = warp % 2 * warp_cols;
   const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
-  const unsigned tiles = tiles_down * tiles_across;
-  struct Place { long long row0; int across; };
-  const auto place_of = [&](unsigned tile) {
-    // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-    const unsigned first = tile / group_tiles * group;
-    const unsigned height = tiles_down - first < group ? tiles_down - first : group;
-    const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
-    const int across = tile % group_tiles / height;
-    return Place{row0, across};
-  };
+  const unsigned tile = blockIdx.x;
+  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+  const unsigned first = tile / group_tiles * group;
+  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
+  const int across = tile % group_tiles / height;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const int col0 = across * tile_cols;
 
   // the ring of 4 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
-  const __nv_bfloat16* x_from[2];
-  unsigned x_to = (place<4>(x_m, x_k)) * 2;
+  const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
+  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
+  unsigned x_to = (place<8>(x_m, x_k)) * 2;
   asm volatile("" : "+r"(x_to));  // stays in a register: the compiler would make it anew for each copy
-  const int w_n = threadIdx.x / 4, w_k = threadIdx.x % 4 * 8;
+  const int w_n = threadIdx.x / 8, w_k = threadIdx.x % 8 * 8;
   // the column that lies in row w_n of the tile
   const int w_col = w_n / warp_cols * warp_cols + w_n % 8 * 8 + w_n % warp_cols / 8;
-  const __nv_bfloat16* w_from[4];
-  unsigned w_to = (w_at + place<4>(w_n, w_k)) * 2;
+  const __nv_bfloat16* w_from = w_ptr + (col0 + w_col) * w_ld + w_k;
+  unsigned w_to = (w_at + place<8>(w_n, w_k)) * 2;
   asm volatile("" : "+r"(w_to));  // stays in a register: the compiler would make it anew for each copy
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  int rows_here;  // of the tile that is copied
-  const auto aim = [&](unsigned tile) {
-    const Place at = place_of(tile);
-    const long long row0 = at.row0;
-    const int across = at.across;
-    const int col0 = across * tile_cols;
-    rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const auto copy_slice = [&](int step) {
+    const unsigned slice = ring_at + step % stages * slice_bytes;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) x_from[v] = x_ptr + (row0 + x_m) * x_stride + x_k + (v * 64) * x_stride;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) w_from[v] = w_ptr + (col0 + w_col) * w_ld + w_k + (v * 64) * w_ld;
-  };
-  aim(blockIdx.x);
-  bool more = true;  // is there a slice left to copy?
-  // one of the thread's chunks of a slice, which is `ahead` slices from where the pointers are
-  const auto copy_one = [&](int slot, int ahead, int number) {
-    const unsigned slice = ring_at + slot * slice_bytes;
-    if (number < 2) {
-      const int v = number;
+    for (int v = 0; v < 6; ++v) {
       const unsigned to = slice + x_to + v * (at_once * 2);
-      copy_chunk<8>(to, x_from[v] + ahead * tile_k, x_m + v * 64 < rows_here ? 8 : 0);
+      copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
-    if (2 <= number && number < 6) {
-      const int v = number - 2;
+    x_from += tile_k;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const int away = v * 32 / warp_cols * warp_cols + v * 32 % warp_cols / 8;  // columns from the first
       const unsigned to = slice + w_to + v * (at_once * 2);
-      copy_chunk<8>(to, w_from[v] + ahead * tile_k, 8);
+      copy_chunk<8>(to, w_from + away * w_ld, 8);
     }
-  };
-  const auto advance = [&](int slices) {
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) x_from[v] += slices * tile_k;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) w_from[v] += slices * tile_k;
+    w_from += tile_k;
   };
 
-  // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
-  unsigned x_part[2][4][4];
+  // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  unsigned x_part[2][3][4];
   unsigned w_part[2][4][4];
-  const unsigned x_lane = ring_at + place<4>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned w_lane = ring_at + w_at * 2 + place<4>(warp_col + lane % 16, lane / 16 * 8) * 2;
-  // fragment `number` of a step, in the order that products need them
-  const auto load_one = [&](int slot, int k, int buffer, int number) {
-    const unsigned slice = slot * slice_bytes;
-    if (number < 1 || number >= 5) {
-      const int i = number < 1 ? 0 : number - 4;
+  float matmul_sums[4][6][4] = {};
+  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned w_lane = ring_at + w_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const auto load_parts = [&](int step, int k, int buffer) {
+    const unsigned slice = step % stages * slice_bytes;
+    #pragma unroll
+    for (int i = 0; i < 3; ++i) {
       load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
-    if (1 <= number && number < 5) {
-      const int i = number - 1;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
       load_matrices(w_part[buffer][i], (w_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
+    }
+  };
+  const auto multiply = [&](int buffer) {
+    #pragma unroll
+    for (int m = 0; m < 6; ++m) {
+      #pragma unroll
+      for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
+        const int n = m % 2 ? 3 - nth : nth;
+        multiply_add(matmul_sums[n][m], w_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
+            x_part[buffer][m / 2][m % 2 * 2 + 1]);
+      }
     }
   };
 
   #pragma unroll
-  for (int slot = 0; slot < stages - 1; ++slot) {
-    #pragma unroll
-    for (int number = 0; number < 6; ++number) copy_one(slot, slot, number);
+  for (int s = 0; s < stages - 1; ++s) {
+    copy_slice(s);
     commit_copies();
   }
   wait_copies<stages - 2>();
   __syncthreads();
-  #pragma unroll
-  for (int number = 0; number < 8; ++number) load_one(0, 0, 0, number);
-  for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    float matmul_sums[4][8][4] = {};
-    // the products of step k, with what they are not to wait for: the next step's fragments, one before each product, then
-    // chunks of the slice that is 3 ahead, in the place of the slice before
-    const auto take_step = [&](int slot, int k, bool copies) {
-      #pragma unroll
-      for (int m = 0; m < 8; ++m) {
-        #pragma unroll
-        for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
-          const int n = m % 2 ? 3 - nth : nth;
-          const int at = m * 4 + nth;
-          if (at < 8) {
-            load_one(k < 1 ? slot : (slot + 1) % stages, (k + 1) % 2, (k + 1) % 2, at);
-          } else if (at < 11 && copies) {
-            copy_one((slot + stages - 1) % stages, slot == 0 ? stages - 1 : slot - 1, k * 3 + at - 8);
-          }
-          multiply_add(matmul_sums[n][m], w_part[k % 2][n], x_part[k % 2][m / 2][m % 2 * 2], x_part[k % 2][m / 2][m % 2 * 2 + 1]);
-        }
+  load_parts(0, 0, 0);
+  const auto take_slice = [&](int step, bool last) {
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (k == 3 && !last) {
+        wait_copies<stages - 2>();
       }
-    };
-
-    // with a slice's last step the next one is waited for: behind this tile's last slice, the next tile's first one
-    #pragma unroll 1
-    for (int step = 0; step < steps; step += stages) {
-      #pragma unroll
-      for (int slot = 0; slot < stages; ++slot) {
-        #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          if (k == 1) {
-            wait_copies<stages - 3>();
-            __syncthreads();
-          }
-          take_step(slot, k, slot == 0 || more);
-        }
+      if (k < 3) {
+        load_parts(step, k + 1, (k + 1) % 2);
+      } else if (!last) {
+        __syncthreads();
+        load_parts(step + 1, 0, 0);
+      }
+      if (k == 0 && !last) {
+        if (step + stages - 1 < steps) copy_slice(step + stages - 1);
         commit_copies();
-        if (slot == 0) {  // from here on copies are of the next round, or of the next tile
-          if (step + stages < steps) {
-            advance(stages);
-          } else {
-            more = tile + gridDim.x < tiles;
-            if (more) aim(tile + gridDim.x);
-          }
-        }
       }
+      multiply(k % 2);
     }
+  };
+  #pragma unroll 1
+  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+  take_slice(steps - 1, true);
 
-    const Place at = place_of(tile);
-    const long long row0 = at.row0;
-    const int across = at.across;
-    const int col0 = across * tile_cols;
-
-    float max_of_matmul_part[16], max_of_matmul_of[16];
-    #pragma unroll
-    for (int r = 0; r < 16; ++r) max_of_matmul_part[r] = -INFINITY;
-    float group_sum_of_where_2_part[16], group_sum_of_where_2_of[16];
-    #pragma unroll
-    for (int r = 0; r < 16; ++r) group_sum_of_where_2_part[r] = 0.0f;
-    float where_of[16];
-    #pragma unroll
-    for (int v = 0; v < 16; ++v) {
-      const int r = v / 1;
-      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-      const int col = col0 + warp_col + lane / 4 * 8;
-      const long long row = row0 + m;
-      if (row < rows) {
-        const int labels = *(labels_ptr + row * labels_stride);
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-          const int col_index = col + j;
-          const bool col_index_is_labels = col_index == labels;
-          const float where_2 = col_index_is_labels ? matmul : 0.0f;
-          max_of_matmul_part[r] = larger(max_of_matmul_part[r], matmul);
-          group_sum_of_where_2_part[r] += where_2;
-        }
+  float max_of_matmul_part[12], max_of_matmul_of[12];
+  #pragma unroll
+  for (int r = 0; r < 12; ++r) max_of_matmul_part[r] = -INFINITY;
+  float group_sum_of_where_2_part[12], group_sum_of_where_2_of[12];
+  #pragma unroll
+  for (int r = 0; r < 12; ++r) group_sum_of_where_2_part[r] = 0.0f;
+  float where_of[12];
+  #pragma unroll
+  for (int v = 0; v < 12; ++v) {
+    const int r = v / 1;
+    const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
+    const int col = col0 + warp_col + lane / 4 * 8;
+    const long long row = row0 + m;
+    if (row < rows) {
+      const int labels = *(labels_ptr + row * labels_stride);
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+        const int col_index = col + j;
+        const bool col_index_is_labels = col_index == labels;
+        const float where_2 = col_index_is_labels ? matmul : 0.0f;
+        max_of_matmul_part[r] = larger(max_of_matmul_part[r], matmul);
+        group_sum_of_where_2_part[r] += where_2;
       }
     }
+  }
+  #pragma unroll
+  for (int r = 0; r < 12; ++r) {  // 8 lanes have a row
+    const int v = r * 1;
+    const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
+    const long long row = row0 + m;
+    float max_of_matmul = max_of_matmul_part[r];
     #pragma unroll
-    for (int r = 0; r < 16; ++r) {  // 8 lanes have a row
-      const int v = r * 1;
-      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-      const long long row = row0 + m;
-      float max_of_matmul = max_of_matmul_part[r];
+    for (int step = 16; step >= 4; step /= 2) {
+      max_of_matmul = larger(max_of_matmul, partner(max_of_matmul, step));
+    }
+    max_of_matmul_of[r] = max_of_matmul;
+    float group_sum_of_where_2 = group_sum_of_where_2_part[r];
+    #pragma unroll
+    for (int step = 16; step >= 4; step /= 2) {
+      group_sum_of_where_2 += partner(group_sum_of_where_2, step);
+    }
+    group_sum_of_where_2_of[r] = group_sum_of_where_2;
+    const bool max_of_matmul_is_minus_inf = max_of_matmul == (-INFINITY);
+    const float where = max_of_matmul_is_minus_inf ? 0.0f : max_of_matmul;
+    where_of[r] = where;
+    if (lane < 4 && row < rows) {
+      *(top_parts_ptr + row * top_parts_stride + (col0 + warp_col) / 64) = max_of_matmul;
+      *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + (col0 + warp_col) / 64) = group_sum_of_where_2;
+    }
+  }
+  float sum_of_exps_part[12], sum_of_exps_of[12];
+  #pragma unroll
+  for (int r = 0; r < 12; ++r) sum_of_exps_part[r] = 0.0f;
+  #pragma unroll
+  for (int v = 0; v < 12; ++v) {
+    const int r = v / 1;
+    const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
+    const int col = col0 + warp_col + lane / 4 * 8;
+    const long long row = row0 + m;
+    if (row < rows) {
+      const int labels = *(labels_ptr + row * labels_stride);
+      const float where = where_of[r];
       #pragma unroll
-      for (int step = 16; step >= 4; step /= 2) {
-        max_of_matmul = larger(max_of_matmul, partner(max_of_matmul, step));
-      }
-      max_of_matmul_of[r] = max_of_matmul;
-      float group_sum_of_where_2 = group_sum_of_where_2_part[r];
-      #pragma unroll
-      for (int step = 16; step >= 4; step /= 2) {
-        group_sum_of_where_2 += partner(group_sum_of_where_2, step);
-      }
-      group_sum_of_where_2_of[r] = group_sum_of_where_2;
-      const bool max_of_matmul_is_minus_inf = max_of_matmul == (-INFINITY);
-      const float where = max_of_matmul_is_minus_inf ? 0.0f : max_of_matmul;
-      where_of[r] = where;
-      if (lane < 4 && row < rows) {
-        *(top_parts_ptr + row * top_parts_stride + (col0 + warp_col) / 64) = max_of_matmul;
-        *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + (col0 + warp_col) / 64) = group_sum_of_where_2;
+      for (int j = 0; j < 8; ++j) {
+        const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+        const float sub = matmul - where;
+        const float exp_ = exponential(sub);
+        sum_of_exps_part[r] += exp_;
       }
     }
-    float sum_of_exps_part[16], sum_of_exps_of[16];
+  }
+  #pragma unroll
+  for (int r = 0; r < 12; ++r) {  // 8 lanes have a row
+    const int v = r * 1;
+    const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
+    const long long row = row0 + m;
+    float sum_of_exps = sum_of_exps_part[r];
     #pragma unroll
-    for (int r = 0; r < 16; ++r) sum_of_exps_part[r] = 0.0f;
-    #pragma unroll
-    for (int v = 0; v < 16; ++v) {
-      const int r = v / 1;
-      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-      const int col = col0 + warp_col + lane / 4 * 8;
-      const long long row = row0 + m;
-      if (row < rows) {
-        const int labels = *(labels_ptr + row * labels_stride);
-        const float where = where_of[r];
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-          const float sub = matmul - where;
-          const float exp_ = exponential(sub);
-          sum_of_exps_part[r] += exp_;
-        }
-      }
+    for (int step = 16; step >= 4; step /= 2) {
+      sum_of_exps += partner(sum_of_exps, step);
     }
-    #pragma unroll
-    for (int r = 0; r < 16; ++r) {  // 8 lanes have a row
-      const int v = r * 1;
-      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-      const long long row = row0 + m;
-      float sum_of_exps = sum_of_exps_part[r];
-      #pragma unroll
-      for (int step = 16; step >= 4; step /= 2) {
-        sum_of_exps += partner(sum_of_exps, step);
-      }
-      sum_of_exps_of[r] = sum_of_exps;
-      if (lane < 4 && row < rows) {
-        *(sum_of_exps_parts_ptr + row * sum_of_exps_parts_stride + (col0 + warp_col) / 64) = sum_of_exps;
-      }
+    sum_of_exps_of[r] = sum_of_exps;
+    if (lane < 4 && row < rows) {
+      *(sum_of_exps_parts_ptr + row * sum_of_exps_parts_stride + (col0 + warp_col) / 64) = sum_of_exps;
     }
   }
 }

@@ -345,17 +345,14 @@ decoder_layer_matmul_2(
       if (key0 + tile_keys <= free_end) {
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
-          const float queries_times_keys_part = queries_times_keys_part_sums[i];
-          queries_times_keys_part_sums[i] = queries_times_keys_part;
           peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], queries_times_keys_part_sums[i]);
         }
       } else {
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
-          const int col = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+          const int col_index = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float queries_times_keys_part = queries_times_keys_part_sums[i];
           const int position = position_here[i / 2 % 2];
-          const int col_index = col;
           const bool le = col_index <= position;
           const float where = le ? queries_times_keys_part : (-INFINITY);
           queries_times_keys_part_sums[i] = where;

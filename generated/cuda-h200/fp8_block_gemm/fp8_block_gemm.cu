@@ -218,7 +218,7 @@ fp8_block_gemm(
     unsigned parity = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const Place at = place_of(tile, tiles_down);
-      const int row0 = at.row0 + own * 128 + warp * 16;  // the warp's first
+      const int row0 = at.row0 + own * (tile_rows / 2) + warp * 16;  // the warp's first
       #pragma unroll
       for (int i = 0; i < 2; ++i) {
         #pragma unroll

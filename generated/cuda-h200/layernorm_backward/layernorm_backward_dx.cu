@@ -2,14 +2,14 @@
 // dx, dgamma_parts, dbeta_parts of layernorm_backward.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
-// tile     132 parts of the rows, each in turn by a block of 1024 threads a row, 3 x 4 elements a
+// tile     132 parts of the rows, each in turn by a block of 512 threads a row, 3 x 8 elements a
 //          thread; 2 rows ahead in shared memory; sums of columns in registers
 // traffic  88.5 MB moved, 88.5 MB ideal, 994.5 MB unfused in 13 launches
 // floor    18.4 us at 4.8 TB/s; memory-bound at 1.85 flop/B
 // rounding dx to bf16 when stored; f32 between
-// needs    rows of 12288 elements, next to each other; dy, x, gamma, dx: address and strides in
-//          multiples of 8 B; dgamma_parts, dbeta_parts: address and strides in multiples of 16 B; gamma
-//          [N], dgamma_parts [132, N], dbeta_parts [132, N] shared by every row
+// needs    rows of 12288 elements, next to each other; dy, x, gamma, dx, dgamma_parts, dbeta_parts:
+//          address and strides in multiples of 16 B; gamma [N], dgamma_parts [132, N], dbeta_parts
+//          [132, N] shared by every row
 
 #include <cuda_bf16.h>
 
@@ -23,12 +23,6 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
 template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
-}
-
-// the vector to p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
-  *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
 // N values on their way from global to shared memory, past the registers; aligned to their size, of 4, 8 or 16 bytes
@@ -54,12 +48,25 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
 }
 
+// the vector to p, 16 bytes at a time
+template <int N, typename T>
+__device__ __forceinline__ void store_words(T* p, const Vec<T, N>& v) {
+  static_assert(sizeof(v) % 16 == 0);
+  const uint4* const words = reinterpret_cast<const uint4*>(&v);
+  #pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(v) / 16); ++i) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+        :: "l"(reinterpret_cast<uint4*>(p) + i),
+        "r"(words[i].x), "r"(words[i].y), "r"(words[i].z), "r"(words[i].w));
+  }
+}
+
 // v of the thread whose lane differs in the bits of step
 __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// the sum over the 1024 threads of a row, in every one of them
+// the sum over the 512 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v, float* part) {
   #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
@@ -69,15 +76,15 @@ __device__ __forceinline__ float row_sum(float v, float* part) {
     part[threadIdx.x / 32] = v;
   }
   __syncthreads();
-  v = part[threadIdx.x % 32];
+  v = part[threadIdx.x % 16];
   #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
+  for (int step = 8; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
 }
 
-extern "C" __global__ void __launch_bounds__(1024, 1)
+extern "C" __global__ void __launch_bounds__(512, 1)
 layernorm_backward_dx(
     const __nv_bfloat16* __restrict__ dy_ptr,
     const __nv_bfloat16* __restrict__ x_ptr,
@@ -94,26 +101,26 @@ layernorm_backward_dx(
     long long rstd_stride,
     long long dx_stride)
 {
-  constexpr int row_threads = 1024;
+  constexpr int row_threads = 512;
   constexpr int cols = 12288;
   constexpr int x_kept_byte = 49152;  // of shared memory
   constexpr int vectors = 3;  // of a thread in a row
-  const int lane = threadIdx.x;  // of the 1024 threads that share a row
-  __shared__ float part[2][2][32];
+  const int lane = threadIdx.x;  // of the 512 threads that share a row
+  __shared__ float part[2][2][16];
   extern __shared__ __align__(16) unsigned char shared[];
-  Vec<__nv_bfloat16, 4>* const dy_kept = reinterpret_cast<Vec<__nv_bfloat16, 4>*>(shared);
-  Vec<__nv_bfloat16, 4>* const x_kept = reinterpret_cast<Vec<__nv_bfloat16, 4>*>(shared + x_kept_byte);
+  Vec<__nv_bfloat16, 8>* const dy_kept = reinterpret_cast<Vec<__nv_bfloat16, 8>*>(shared);
+  Vec<__nv_bfloat16, 8>* const x_kept = reinterpret_cast<Vec<__nv_bfloat16, 8>*>(shared + x_kept_byte);
   const long long step = gridDim.x;  // parts of the rows: of each, its rows are so many apart
   const long long first = blockIdx.x;  // row of this part, and its number
-  float dgamma_parts_part[3][4] = {};  // of this thread's columns
-  float dbeta_parts_part[3][4] = {};  // of this thread's columns
+  float dgamma_parts_part[3][8] = {};  // of this thread's columns
+  float dbeta_parts_part[3][8] = {};  // of this thread's columns
 
   // read gamma, which all rows share
-  Vec<__nv_bfloat16, 4> gamma_vec[3];
+  Vec<__nv_bfloat16, 8> gamma_vec[3];
   #pragma unroll
   for (int v = 0; v < 3; ++v) {
-    const int col = (v * row_threads + lane) * 4;
-    gamma_vec[v] = load<4>(gamma_ptr + col);
+    const int col = (v * row_threads + lane) * 8;
+    gamma_vec[v] = load<8>(gamma_ptr + col);
   }
 
   // ask for the first rows' dy, x
@@ -127,9 +134,9 @@ layernorm_backward_dx(
     if (ahead < rows) {
       #pragma unroll
       for (int v = 0; v < 3; ++v) {
-        const int col = (v * row_threads + lane) * 4;
-        copy_async<4>(&dy_kept[(s * vectors + v) * row_threads + threadIdx.x], dy_ptr + ahead * dy_stride + col);
-        copy_async<4>(&x_kept[(s * vectors + v) * row_threads + threadIdx.x], x_ptr + ahead * x_stride + col);
+        const int col = (v * row_threads + lane) * 8;
+        copy_async<8>(&dy_kept[(s * vectors + v) * row_threads + threadIdx.x], dy_ptr + ahead * dy_stride + col);
+        copy_async<8>(&x_kept[(s * vectors + v) * row_threads + threadIdx.x], x_ptr + ahead * x_stride + col);
       }
     }
     commit_copies();
@@ -148,18 +155,18 @@ layernorm_backward_dx(
     //   sum(dy_times_normed) over rows; dbeta_parts = sum(dy) over rows
     float sum_of_g_part = 0.0f;
     float sum_of_products_part = 0.0f;
-    Vec<__nv_bfloat16, 4> dy_vec[3];
-    Vec<__nv_bfloat16, 4> x_vec[3];
+    Vec<__nv_bfloat16, 8> dy_vec[3];
+    Vec<__nv_bfloat16, 8> x_vec[3];
     #pragma unroll
     for (int v = 0; v < 3; ++v) {
-      const int col = (v * row_threads + lane) * 4;
+      const int col = (v * row_threads + lane) * 8;
       dy_vec[v] = dy_kept[(slot * vectors + v) * row_threads + threadIdx.x];
       x_vec[v] = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
     }
     #pragma unroll
     for (int v = 0; v < 3; ++v) {
       #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      for (int j = 0; j < 8; ++j) {
         const float dy = __bfloat162float(dy_vec[v].at[j]);
         const float x = __bfloat162float(x_vec[v].at[j]);
         const float gamma = __bfloat162float(gamma_vec[v].at[j]);
@@ -182,16 +189,16 @@ layernorm_backward_dx(
     // pass 2 of 2: read dy, x; write dx
     #pragma unroll
     for (int v = 0; v < 3; ++v) {
-      const int col = (v * row_threads + lane) * 4;
+      const int col = (v * row_threads + lane) * 8;
       dy_vec[v] = dy_kept[(slot * vectors + v) * row_threads + threadIdx.x];
       x_vec[v] = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
     }
     #pragma unroll
     for (int v = 0; v < 3; ++v) {
-      const int col = (v * row_threads + lane) * 4;
-      Vec<__nv_bfloat16, 4> dx_vec;
+      const int col = (v * row_threads + lane) * 8;
+      Vec<__nv_bfloat16, 8> dx_vec;
       #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      for (int j = 0; j < 8; ++j) {
         const float dy = __bfloat162float(dy_vec[v].at[j]);
         const float x = __bfloat162float(x_vec[v].at[j]);
         const float gamma = __bfloat162float(gamma_vec[v].at[j]);
@@ -204,7 +211,7 @@ layernorm_backward_dx(
         const float dx = rstd * sub;
         dx_vec.at[j] = __float2bfloat16_rn(dx);
       }
-      store<4>(dx_row + col, dx_vec);
+      store_words<8>(dx_row + col, dx_vec);
     }
 
     // ask for a row to come, in this one's place
@@ -212,9 +219,9 @@ layernorm_backward_dx(
     if (ahead < rows) {
       #pragma unroll
       for (int v = 0; v < 3; ++v) {
-        const int col = (v * row_threads + lane) * 4;
-        copy_async<4>(&dy_kept[(slot * vectors + v) * row_threads + threadIdx.x], dy_ptr + ahead * dy_stride + col);
-        copy_async<4>(&x_kept[(slot * vectors + v) * row_threads + threadIdx.x], x_ptr + ahead * x_stride + col);
+        const int col = (v * row_threads + lane) * 8;
+        copy_async<8>(&dy_kept[(slot * vectors + v) * row_threads + threadIdx.x], dy_ptr + ahead * dy_stride + col);
+        copy_async<8>(&x_kept[(slot * vectors + v) * row_threads + threadIdx.x], x_ptr + ahead * x_stride + col);
       }
     }
     commit_copies();
@@ -225,14 +232,14 @@ layernorm_backward_dx(
   // what this part makes of each column
   #pragma unroll
   for (int v = 0; v < 3; ++v) {
-    const int col = (v * row_threads + lane) * 4;
-    Vec<float, 4> dgamma_parts_vec;
+    const int col = (v * row_threads + lane) * 8;
+    Vec<float, 8> dgamma_parts_vec;
     #pragma unroll
-    for (int j = 0; j < 4; ++j) dgamma_parts_vec.at[j] = dgamma_parts_part[v][j];
-    store<4>(dgamma_parts_ptr + first * cols + col, dgamma_parts_vec);
-    Vec<float, 4> dbeta_parts_vec;
+    for (int j = 0; j < 8; ++j) dgamma_parts_vec.at[j] = dgamma_parts_part[v][j];
+    store_words<8>(dgamma_parts_ptr + first * cols + col, dgamma_parts_vec);
+    Vec<float, 8> dbeta_parts_vec;
     #pragma unroll
-    for (int j = 0; j < 4; ++j) dbeta_parts_vec.at[j] = dbeta_parts_part[v][j];
-    store<4>(dbeta_parts_ptr + first * cols + col, dbeta_parts_vec);
+    for (int j = 0; j < 8; ++j) dbeta_parts_vec.at[j] = dbeta_parts_part[v][j];
+    store_words<8>(dbeta_parts_ptr + first * cols + col, dbeta_parts_vec);
   }
 }
