@@ -15,6 +15,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from fusegen.cli.showing import console, mark, mark_style, progress, prose, say,
 from fusegen.compiling import Binary
 from fusegen.emitting import golden
 from fusegen.emitting.rendering import render
-from fusegen.errors import CompileError, MissingError
+from fusegen.errors import CompileError, MissingError, NoUnits
 from fusegen.language.spec import Chain, load_chains
 from fusegen.pipeline import build
 from fusegen.planner import plan
@@ -92,7 +93,8 @@ def make_all(chains: Sequence[Chain]) -> Iterator[Result]:
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         jobs: list[Future[Result]] = [pool.submit(make, chain, target) for target in TARGETS for chain in chains]
         for job in as_completed(jobs):
-            yield job.result()
+            with suppress(NoUnits):  # 8-bit floats that a target multiplies in no form
+                yield job.result()
 
 
 # ---------------------------------------------------------------- telling

@@ -239,7 +239,7 @@ def trips(text: Text, opened: int) -> int | None:
     return count
 
 
-OWN_ARITHMETIC = re.compile(r"const int \w+ = \w+ [-+*] \d+;")
+OWN_ARITHMETIC = re.compile(r"const int \w+ = \w+ [-+*] \d+;|static_cast<long long>\(\w+\) [-+] \d+")
 
 
 def numbers_without_a_name(text: Text) -> Iterator[str]:

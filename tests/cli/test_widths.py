@@ -120,6 +120,8 @@ def test_demo(fits: Fits, monkeypatch: pytest.MonkeyPatch) -> None:
     def made(chains: Any) -> Iterator[Any]:
         for chain in chains:
             for target in demo["TARGETS"]:
+                if (chain.name, target.vendor) == ("fp8_gemm", "hip"):
+                    continue  # no unit of it multiplies OCP's floats
                 plans = tuple(candidates(graph, target).plans[0] for graph in kernel_graphs(chain, target))
                 validation = SimpleNamespace(ok=True, on=f"emulator (checking), warp {target.warp}", report=report)
                 yield demo["Result"](chain, target, plans, (binary,) * len(plans), validation)

@@ -194,7 +194,7 @@ def test_a_configuration_names_one_candidate(spec: Chain, gpu: Target) -> None:
         unaligned = Layout(unaligned=frozenset(t.name for t in (*graph.inputs, *graph.outputs) if t.shape))
         for layout in (*LAYOUTS, unaligned):
             names = [plan.configuration for plan in candidates(graph, gpu, layout).plans]
-            assert names or graph.products[0].inputs[0].dtype.bytes == 1  # 8 bits lie as their units need them
+            assert names or any(t.dtype.bytes == 1 for t in graph.inputs)  # 8 bits lie as their units need them
             assert len(set(names)) == len(names)
 
 

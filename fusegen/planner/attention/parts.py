@@ -181,7 +181,13 @@ class AttentionPlan(Plan):
 
     @property
     def static_shared_bytes(self) -> int:
-        return 4 * 4 * self.tile.warps if self.meets else 0
+        met = 4 * 4 * (self.threads // self.target.warp) if self.meets else 0
+        return -(-met // self.shared_alignment) * self.shared_alignment
+
+    @property
+    def shared_alignment(self) -> int:
+        """Of what follows the static shared memory, in bytes."""
+        return 128
 
     @property
     def meets(self) -> bool:

@@ -87,6 +87,10 @@ class WgmmaAttentionPlan(AttentionPlan):
         return (self.consumers + 1) * WARPGROUP
 
     @property
+    def shared_alignment(self) -> int:
+        return 1024  # eight lines, in which swizzles repeat
+
+    @property
     def configuration(self) -> str:
         """`attention_wgmma 128x128 2`: rule, rows x keys, stages."""
         return f"{self.rule} {self.tile.rows}x{self.tile.keys} {self.tile.stages}"

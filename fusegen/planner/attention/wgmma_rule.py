@@ -107,7 +107,7 @@ def candidate(
         stored=stored,
     )
     room = plan.barriers_at + barrier_bytes(tile)
-    if room > target.shared_bytes or registers > CONSUMER_REGISTERS[plan.consumers]:
+    if room + plan.static_shared_bytes > target.shared_bytes or registers > CONSUMER_REGISTERS[plan.consumers]:
         return None
     return replace(plan, shared_bytes=room)
 
