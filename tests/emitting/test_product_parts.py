@@ -78,7 +78,7 @@ WAYS = [
     (scaled_logsumexp, "cuda:a100", "gemm"),
     (scaled_logsumexp, "hip:mi300x", "gemm"),
     (extremes, "cuda:h200", "wgmma cooperative 80x128"),
-    (extremes, "cuda:a100", "gemm 64x256"),
+    (extremes, "cuda:a100", "gemm 64x128"),
     (extremes, "hip:mi300x", "gemm 64x64"),
 ]
 
