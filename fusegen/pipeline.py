@@ -13,7 +13,7 @@ right on another path, and the fault is fusegen's. The choice and the verdicts s
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -22,6 +22,7 @@ from typing import Any
 
 from fusegen.compiling import Binary, Resources
 from fusegen.database import Choice, choose
+from fusegen.emitting.joined import render_joined
 from fusegen.emitting.rendering import render
 from fusegen.emitting.sources import remembered
 from fusegen.errors import KernelError, MissingError, NoPlan, RequestError, ValidationError
@@ -30,16 +31,19 @@ from fusegen.language.spec import Chain
 from fusegen.planner import CONTIGUOUS, alike, candidates
 from fusegen.planner.model import Candidates, Layout, Plan, Source
 from fusegen.planner.programs import program_instead
-from fusegen.planner.programs.model import ProgramPlan
+from fusegen.planner.programs.model import ProgramPlan, Step
+from fusegen.planner.programs.side_by_side import JoinedPlan, JoinedSource, obstacle
 from fusegen.runtime import Kernel, Program, finding
 from fusegen.runtime.cache import Entry, KernelCache, Key, compiled, key_of
 from fusegen.runtime.devices import Device
+from fusegen.runtime.joined import Joined
 from fusegen.targets import Target
 from fusegen.targets import target as target_named
 from fusegen.validation import Report
 
 log = logging.getLogger("fusegen.pipeline")
 
+JOINED_CHOICE = Choice((), None, ("the cost model's, as one of several steps in a launch",))
 MOST_GATED = 6  # candidates to compile before the least bad one is taken
 MOST_VALIDATED = 3  # candidates to validate before the chain is refused: what three get wrong is no candidate's fault
 
@@ -48,7 +52,7 @@ MOST_VALIDATED = 3  # candidates to validate before the chain is refused: what t
 class Verdict:
     """What the gate, or the validation, said of one candidate; `resources` is None where nothing could be compiled."""
 
-    plan: Plan
+    plan: Plan | JoinedPlan
     resources: Resources | None
     reason: str  # empty when it passed
 
@@ -68,6 +72,16 @@ class Built:
     binary: Binary | None
     verdicts: tuple[Verdict, ...]
     choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltJoined:
+    """The same of several steps in one launch, of which there is one candidate."""
+
+    source: JoinedSource
+    binary: Binary
+    verdicts: tuple[Verdict, ...]
+    choice: Choice = JOINED_CHOICE
 
 
 def choose_target(target: str | Target | None) -> Target:
@@ -109,17 +123,35 @@ def steps_candidates(program: ProgramPlan) -> tuple[Candidates, ...]:
     return tuple(candidates(step.graph, program.target, step.plan.layout) for step in program.steps)
 
 
+def step_choice(program: ProgramPlan, step: Step, found: Candidates) -> Choice:
+    """Which of a step's candidates is tried first, and why."""
+    together = next(steps for steps in program.launches if step in steps)
+    if len(together) == 1:
+        return choose(found)
+    return replace(JOINED_CHOICE, plans=first(found, step.plan).plans)
+
+
+def units_of(program: ProgramPlan) -> tuple[Candidates | JoinedPlan, ...]:
+    """What is built for each launch."""
+    found = dict(zip(map(id, program.steps), steps_candidates(program), strict=True))
+    pairs = zip(program.launches, program.launched, strict=True)
+    return tuple(plan if isinstance(plan, JoinedPlan) else found[id(steps[0])] for steps, plan in pairs)
+
+
 def first(found: Candidates, plan: Plan) -> Candidates:
     """The candidates, those of the plan's configuration first."""
     return replace(found, plans=tuple(sorted(found.plans, key=lambda p: p.configuration != plan.configuration)))
 
 
 def tuned_steps(program: ProgramPlan, tuned: bool = True) -> ProgramPlan:
-    """The program with each step's plan as it is tried first. Where it is cut is the cost model's choice."""
-    plans = (choose(own, tuned=tuned).plan for own in steps_candidates(program))
-    return replace(
-        program, steps=tuple(replace(step, plan=plan) for step, plan in zip(program.steps, plans, strict=True))
-    )
+    """The program with each step's plan as it is tried first. Where it is cut, and what steps are one launch, is the
+    cost model's choice, and so are the plans of such steps."""
+    together = {id(step) for steps in program.launches if len(steps) > 1 for step in steps}
+    steps = (
+        step if id(step) in together else replace(step, plan=choose(own, tuned=tuned).plan)
+        for step, own in zip(program.steps, steps_candidates(program), strict=True)
+    )  # fmt: skip
+    return replace(program, steps=tuple(steps))
 
 
 def build(
@@ -173,6 +205,13 @@ def build(
         assert refused is not None  # choose() raises NoPlan where there is no candidate
         raise refused
     return Built(least[1], least[2], tuple(verdicts), choice)
+
+
+def build_joined(plan: JoinedPlan) -> BuiltJoined:
+    """Several steps in one launch. Raises CompileError and MissingError."""
+    source = render_joined(plan)
+    binary = compiled(source, origin=f"templates/{plan.template}, plan: {plan.regime}")
+    return BuiltJoined(source, binary, (Verdict(plan, binary.resources, gate(binary.resources)),))
 
 
 def build_candidates(found: Candidates) -> Built:
@@ -236,11 +275,21 @@ def compile_program(
     smaller width and K where its products are large; raises ValidationError where that fails. `as_planned`: each step's
     own plan is the first that is tried."""
     device = finding.find(program.target, on)
-    found = steps_candidates(program)
-    if as_planned:
-        found = tuple(first(own, step.plan) for own, step in zip(found, program.steps, strict=True))
-    kernels = [compile_kernel(one, on=on, validate=False, tuned=tuned) for one in found]
-    steps = (replace(step, plan=kernel.plan) for step, kernel in zip(program.steps, kernels, strict=True))
+    found = iter(steps_candidates(program))
+    steps: list[Step] = []
+    kernels: list[Kernel | Joined] = []
+    for together in program.launches:
+        own = [next(found) for _ in together]
+        if len(together) > 1:
+            joined = compile_joined(program, together, own, device, on)
+            if joined is not None:
+                kernels.append(joined)
+                steps += together
+                continue
+        for step, one in zip(together, own, strict=True):
+            one = first(one, step.plan) if as_planned else one
+            kernels.append(kernel := compile_kernel(one, on=on, validate=False, tuned=tuned))
+            steps.append(replace(step, plan=kernel.plan, joined=False))
     made = Program(replace(program, steps=tuple(steps)), kernels, device)
     made.again = partial(compile, program.graph, program.target, on=on, validate=validate, tuned=tuned)
     if validate and (small := import_module("fusegen.planner.programs.smaller").smaller(made.plan)) is not None:
@@ -252,6 +301,36 @@ def compile_program(
         if not made.report.ok:
             raise ValidationError(f"{program.name} on {program.target} failed its validation\n{made.report}")
     return made
+
+
+def compile_joined(
+    program: ProgramPlan, steps: Sequence[Step], found: Sequence[Candidates], device: Device, on: str
+) -> Joined | None:
+    """The steps as one launch; None where that passes no gate."""
+
+    def built(plan: JoinedPlan) -> tuple[JoinedSource, Binary | None] | None:
+        try:
+            found = build_joined(plan)
+        except MissingError:
+            if device.asynchronous:
+                raise
+            return render_joined(plan), None
+        if not found.verdicts[0].passed:
+            log.info("%s %s in one launch, so each step has its own", plan.name, found.verdicts[0].reason)
+            return None
+        return found.source, found.binary
+
+    def replan(place: int, layout: Layout) -> Plan:
+        return alike(steps[place].plan, layout).need()[0]
+
+    def variant(plans: Sequence[Plan]) -> tuple[JoinedSource, Binary | None] | None:
+        return None if obstacle(plans) else built(replace(program.joined_plan(steps), plans=tuple(plans)))
+
+    def alone(place: int) -> Kernel:
+        return compile_kernel(first(found[place], steps[place].plan), on=on, validate=False)
+
+    made = built(program.joined_plan(steps))
+    return None if made is None else Joined(*made, device, replan, variant, alone)
 
 
 def compile_kernel(found: Candidates, *, on: str = "auto", validate: bool = True, tuned: bool = True) -> Kernel:

@@ -23,7 +23,7 @@ def qk_norm_rope(
     q: bf16[T, H, D], k: bf16[T, K, D], q_gain: bf16[D], k_gain: bf16[D],
     cos: f32[T, 1, D // 2], sin: f32[T, 1, D // 2],
 ) -> tuple[bf16[T, H, D], bf16[T, K, D]]:  # fmt: skip
-    """rmsnorm of each head of q and k, times a gain, then rope; a kernel for q and one for k."""
+    """rmsnorm of each head of q and k, times a gain, then rope; q and k in one launch."""
     q_turned = normed_and_turned(q, q_gain, cos, sin)
     k_turned = normed_and_turned(k, k_gain, cos, sin)
     return q_turned, k_turned

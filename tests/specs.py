@@ -14,7 +14,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "specs"
 SHIPPED = {chain.name: chain for chain in load_chains(FOLDER)}
 CUT = (
     "decoder_layer", "groupnorm_silu", "layernorm_backward", "linear_cross_entropy", "logits_argmax", "lora", "mlp",
-    "o_proj_residual_rmsnorm", "qk_norm_rope", "rmsnorm_backward",
+    "o_proj_residual_rmsnorm", "rmsnorm_backward",
 )  # fmt: skip
 VIEWED = {name: chain for name, chain in SHIPPED.items() if chain.graph.viewed and name not in CUT}  # a kernel each
 PROGRAMS = {**{name: SHIPPED[name] for name in CUT}, **VIEWED}

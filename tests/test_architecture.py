@@ -30,7 +30,13 @@ ROOMS = (
 FLOOR = {room: floor for floor, line in enumerate(ROOMS) for room in line.split()}
 # of its files, these
 OF_THE_PLANNER = {
-    "runtime": {"planner.model", "planner.programs.model"},
+    "runtime": {
+        "planner.launched",
+        "planner.model",
+        "planner.programs.model",
+        "planner.programs.over_operands",
+        "planner.programs.side_by_side",
+    },
     "database": {"planner.model", "planner.rewrites"},
 }
 VENDORS = {"cuda", "hip", "rocm", "torch", "cupy", "jax"}

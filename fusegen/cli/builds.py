@@ -13,10 +13,11 @@ from fusegen.compiling import Binary
 from fusegen.errors import FusegenError, KernelError, MissingError, RequestError
 from fusegen.language.spec import Chain
 from fusegen.measuring.profiling import Checklist
+from fusegen.planner.programs.side_by_side import JoinedPlan
 from fusegen.targets import Target
 
 if TYPE_CHECKING:
-    from fusegen.pipeline import Built
+    from fusegen.pipeline import Built, BuiltJoined
     from fusegen.validation import Report
 
 ELF = {"cuda": "cubin", "hip": "code object"}
@@ -40,7 +41,7 @@ class Outcome:
 
     chain: Chain
     target: Target
-    kernels: tuple[Built, ...]
+    kernels: tuple[Built | BuiltJoined, ...]
     seconds: float
     validation: Validation
     error: FusegenError | None = None
@@ -63,8 +64,11 @@ def compile_one(chain: Chain, target: Target, validate: bool) -> Outcome:
     skipped = Validation(None, "", "not validated: --no-validate")
     try:
         programs.program_of(chain, target)  # raises NoPlan
-        found = programs.kernel_candidates(chain, target)
-        kernels = tuple(pipeline.build_candidates(own) for own in found)
+        found = programs.units(chain, target)
+        kernels = tuple(
+            pipeline.build_joined(own) if isinstance(own, JoinedPlan) else pipeline.build_candidates(own)
+            for own in found
+        )
     except (KernelError, RequestError) as error:
         return Outcome(chain, target, (), time.perf_counter() - start, skipped, error)
     seconds = time.perf_counter() - start
@@ -74,10 +78,11 @@ def compile_one(chain: Chain, target: Target, validate: bool) -> Outcome:
     return Outcome(chain, target, handed_out or kernels, seconds, validation)
 
 
-def validated(chain: Chain, target: Target) -> tuple[Validation, tuple[Built, ...]]:
+def validated(chain: Chain, target: Target) -> tuple[Validation, tuple[Built | BuiltJoined, ...]]:
     """The pipeline's first validation, of small ragged sizes, on a GPU where there is one; and what it hands out."""
     from fusegen import pipeline
     from fusegen.runtime import Program
+    from fusegen.runtime.joined import Joined
 
     try:
         made = pipeline.compile(chain, target)
@@ -86,7 +91,11 @@ def validated(chain: Chain, target: Target) -> tuple[Validation, tuple[Built, ..
     except MissingError as error:
         return Validation(None, "", f"not validated: {error}", None, error.exit_code), ()
     kernels = made.kernels if isinstance(made, Program) else (made,)
-    built = tuple(pipeline.Built(kernel.source, kernel.binary, kernel.gate, kernel.choice) for kernel in kernels)
+    built = tuple(
+        pipeline.build_joined(kernel.plan) if isinstance(kernel, Joined)
+        else pipeline.Built(kernel.source, kernel.binary, kernel.gate, kernel.choice)
+        for kernel in kernels
+    )  # fmt: skip
     return Validation(True, str(made.device), gist(made.report), made.report), built
 
 
@@ -132,7 +141,7 @@ def outcome_facts(outcome: Outcome) -> dict[str, Any]:
     return {**facts, "gate": [], **(built_facts(outcome.kernels[0]) if outcome.kernels else {})}
 
 
-def built_facts(built: Built) -> dict[str, Any]:
+def built_facts(built: Built | BuiltJoined) -> dict[str, Any]:
     gate = [{"regime": v.plan.regime, "passed": v.passed, "reason": v.reason} for v in built.verdicts]
     return {"gate": gate, **(resource_facts(built.binary) if built.binary else {})}
 

@@ -17,12 +17,14 @@ from fusegen.cli.asking import spec_text
 from fusegen.cli.showing import complain, prose, say, show_code
 from fusegen.compiling import Binary
 from fusegen.database import choose
+from fusegen.emitting.joined import render_joined
 from fusegen.emitting.rendering import render
-from fusegen.errors import MissingError
+from fusegen.errors import MissingError, RequestError
 from fusegen.language.spec import Chain
 from fusegen.measuring.profiling import checklist
-from fusegen.pipeline import Built, build_candidates, steps_candidates
+from fusegen.pipeline import Built, build_candidates, build_joined, units_of
 from fusegen.planner.model import Candidates, Source
+from fusegen.planner.programs.side_by_side import JoinedPlan
 from fusegen.targets import Target
 
 
@@ -44,7 +46,10 @@ def look(chain: Chain, target: Target, what: str) -> Shown:
         return Shown({"plan": facts}, lambda: programs.show_program(program, every=False))
     if what == "reference":
         return code(program.reference, "python")
-    parts = [(own.graph.name, LOOKS[what](own, chain)) for own in steps_candidates(program)]
+    parts = [
+        (own.name, joined(own, what)) if isinstance(own, JoinedPlan) else (own.graph.name, LOOKS[what](own, chain))
+        for own in units_of(program)
+    ]  # fmt: skip
     facts = {"kernels": [{"kernel": name, **shown.facts} for name, shown in parts]}
     return Shown(facts, lambda: show_each(parts, what))
 
@@ -87,6 +92,25 @@ def gated(found: Candidates) -> tuple[Built, Binary]:
     if refused:
         complain(f"the first choice {refused[0].reason}; this is another candidate: {built.source.plan.regime}\n")
     return built, built.binary
+
+
+def joined(plan: JoinedPlan, what: str) -> Shown:
+    """What there is to see of several steps in one launch."""
+    from fusegen import compiling
+
+    if what == "source":
+        return code(render_joined(plan).text, "cuda")
+    if what == "profile":
+        raise RequestError(f"a checklist is of one kernel, and {plan.name} is a launch of {len(plan.parts)} steps")
+    if what == "ptx" and plan.target.vendor != "cuda":
+        return code(compiling.ptx("", plan.target, filename=""), "ptx")
+    built = build_joined(plan)
+    binary = built.binary
+    if what == "ptx":
+        return code(compiling.ptx(built.source.text, plan.target, filename=built.source.filename), "ptx")
+    if what == "sass":
+        return code(compiling.disassemble(binary).rstrip("\n") + "\n", "asm")
+    return Shown(builds.resource_facts(binary), lambda: builds.show_resources(binary))
 
 
 def ptx(found: Candidates, chain: Chain) -> Shown:

@@ -3,24 +3,24 @@ them and why, its workspace, and the other cuts that were looked at."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from fusegen.cli import plans
 from fusegen.cli.explaining import Point, Section, explanation, written
 from fusegen.cli.showing import heading, labelled, mebibytes, points, prose, say, table, times
-from fusegen.database import choose
 from fusegen.errors import NoPlan, RequestError
 from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.language.types import f32
-from fusegen.pipeline import steps_candidates, tuned_steps
+from fusegen.pipeline import step_choice, steps_candidates, tuned_steps, units_of
 from fusegen.planner import candidates
 from fusegen.planner.heading import plural, summary
 from fusegen.planner.model import Candidates
 from fusegen.planner.programs import program_instead
 from fusegen.planner.programs.model import Cut, ProgramPlan, Step, Stored
+from fusegen.planner.programs.side_by_side import LETTERS, JoinedPlan
 from fusegen.targets import Target
 
 FEW = 3  # other cuts worth naming in an explanation
@@ -58,7 +58,7 @@ def need_kernel(chain: Chain, target: Target, what: str) -> None:
     """Raises RequestError where the chain is a program, of which `what` (`tune measures`) is not to be had."""
     if (program := program_of(chain, target)) is not None:
         names = " and ".join(step.name for step in program.steps)
-        count = plural(len(program.steps), "kernel", "kernels")
+        count = plural(len(program.launches), "kernel", "kernels")
         raise RequestError(
             f"{what} one kernel, and {chain.name} on {target} is a program of {count}: {names}\n"
             "  write what one of them computes as a chain of its own; `fusegen explain` shows where it was cut"
@@ -74,6 +74,12 @@ def kernel_candidates(chain: Chain, target: Target) -> tuple[Candidates, ...]:
     """Those of the chain's one kernel, or of each of its program's."""
     planned = ask_plan(chain.graph, target)
     return (planned.found,) if planned.program is None else steps_candidates(planned.program)
+
+
+def units(chain: Chain, target: Target) -> tuple[Candidates | JoinedPlan, ...]:
+    """What is built: the chain's one kernel, or each of its program's launches."""
+    planned = ask_plan(chain.graph, target)
+    return (planned.found,) if planned.program is None else units_of(planned.program)
 
 
 def need_all(planned: Iterable[Planned], every: bool = False) -> None:
@@ -105,24 +111,25 @@ def program_facts(program: ProgramPlan, every: bool = False) -> dict[str, Any]:
         "sizes": dict(graph.sizes),
         "target": program.target.name,
         "arch": program.target.arch,
-        "steps": [step_facts(*pair) for pair in zip(program.steps, steps_candidates(program), strict=True)],
+        "steps": [step_facts(program, *pair) for pair in zip(program.steps, steps_candidates(program), strict=True)],
+        "joined": [list(plan.said) for plan in program.launched if isinstance(plan, JoinedPlan)],
         "boundaries": [boundary_facts(program, stored) for stored in program.boundaries],
         "workspace_bytes": program.arena(graph.sizes).bytes,
         "bytes": {"unfused": unfused_bytes(program), "moved": moved_bytes(program)},
-        "launches": {"fused": len(program.steps), "unfused": unfused_launches(program)},
+        "launches": {"fused": len(program.launches), "unfused": unfused_launches(program)},
         "floor_us": program.floor_us,
         "time_us": program.time_us,
         "cuts": [cut_facts(program, cut) for cut in program.cuts] if every else [],
     }
 
 
-def step_facts(step: Step, found: Candidates) -> dict[str, Any]:
+def step_facts(program: ProgramPlan, step: Step, found: Candidates) -> dict[str, Any]:
     return {
         "kernel": step.name,
         "reads": [binding.base for binding in step.reads],
         "writes": [binding.base for binding in step.writes],
         "values": list(step.values),
-        "plan": plans.choice_facts(choose(found)),
+        "plan": plans.choice_facts(step_choice(program, step, found)),
     }
 
 
@@ -175,7 +182,7 @@ def show_program(program: ProgramPlan, every: bool) -> None:
     rows = [
         (f"{number}. {step.name}", microseconds(step.plan.cost.time_us), microseconds(step.plan.cost.floor_us),
          f"{arrow(step)}\n{step.plan.regime}")
-        for number, step in enumerate(program.steps, 1)
+        for number, step in numbered(program)
     ]  # fmt: skip
     say(table("kernel", "estimate>", "floor>", "from what to what, and how", rows=rows))
     if program.boundaries:
@@ -187,12 +194,19 @@ def show_program(program: ProgramPlan, every: bool) -> None:
     say("", prose(f"`fusegen inspect --what source` shows the kernels for {target}", "dim"))
 
 
+def numbered(program: ProgramPlan) -> Iterator[tuple[str, Step]]:
+    """The steps by the numbers of their launches: `2a` and `2b` are done in one."""
+    for number, steps in enumerate(program.launches, 1):
+        for letter, step in zip(LETTERS, steps, strict=False):
+            yield f"{number}{letter if len(steps) > 1 else ''}", step
+
+
 def numbers(program: ProgramPlan) -> list[tuple[str, str]]:
     target, moved, unfused = program.target, moved_bytes(program), unfused_bytes(program)
     fewer = f", {times(unfused, moved)} fewer" if unfused > moved else ""
     return [
         ("target", f"{target.vendor} {target.arch}, facts of {target.model}"),
-        ("launches", f"{len(program.steps)} fused, {unfused_launches(program)} unfused"),
+        ("launches", f"{len(program.launches)} fused, {unfused_launches(program)} unfused"),
         ("bytes", f"{mebibytes(moved)} moved, {mebibytes(unfused)} unfused{fewer}"),
         ("workspace", workspace(program)),
         ("floor", f"{microseconds(program.floor_us)}: of all kernels"),
@@ -263,16 +277,21 @@ def program_sections(program: ProgramPlan) -> tuple[Section, ...]:
 
 
 def kernel_lines(program: ProgramPlan) -> list[str]:
-    return [f"{step.name}: {arrow(step)}; {microseconds(step.plan.cost.time_us)} expected" for step in program.steps]
+    lines = [f"{step.name}: {arrow(step)}; {microseconds(step.plan.cost.time_us)} expected" for step in program.steps]
+    for plan in program.launched:
+        if isinstance(plan, JoinedPlan):
+            lines.append(f"{' and '.join(plan.said)} are one launch, {plan.name}: {plan.why}")
+    return lines
 
 
 def boundary_lines(program: ProgramPlan) -> list[str]:
     lines = []
     for stored in program.boundaries:
         written_by, read_by = program.ends(stored)
-        readers = " and ".join(program.steps[place].name for place in read_by)
+        launched = program.launched
+        readers = " and ".join(launched[place].name for place in read_by)
         lines.append(
-            f"{stored}, {mebibytes(stored.bytes(program.graph.sizes))}, written by {program.steps[written_by].name}, "
+            f"{stored}, {mebibytes(stored.bytes(program.graph.sizes))}, written by {launched[written_by].name}, "
             f"read by {readers}: {stored.why}"
         )
     return lines
@@ -301,7 +320,7 @@ def workspace_lines(program: ProgramPlan) -> list[str]:
 
 def why_lines(program: ProgramPlan) -> list[str]:
     """The cut taken, the nearest others, and why not one kernel."""
-    lines = [f"{plural(len(program.steps), 'kernel', 'kernels')}, {microseconds(program.time_us)} expected in all"]
+    lines = [f"{plural(len(program.launches), 'kernel', 'kernels')}, {microseconds(program.time_us)} expected in all"]
     others = [c for c in program.cuts if c.time_us is not None and not cut_facts(program, c)["taken"]]
     for cut in others[:FEW]:
         assert cut.time_us is not None
@@ -328,7 +347,7 @@ def each_kernel(program: ProgramPlan) -> list[tuple[str, Any, tuple[Section, ...
     """Each kernel's name, plan, and explanation."""
     found = []
     for step, own in zip(program.steps, steps_candidates(program), strict=True):
-        choice = choose(own)
+        choice = step_choice(program, step, own)
         sections = tuple(section for section in explanation(own, choice) if section.title != WRITTEN)
         found.append((step.name, choice.plan, sections))
     return found

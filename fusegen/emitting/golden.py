@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from fusegen.emitting.joined import rendered
 from fusegen.emitting.rendering import render
 from fusegen.errors import Drift, NoPlan, NoUnits, RequestError, writing
 from fusegen.language.spec import Chain, load_chains
@@ -86,8 +87,8 @@ def emitted(chain: Chain, target: Target) -> tuple[File, ...]:
 
 def program_files(program: ProgramPlan, folder: Path) -> Iterator[File]:
     """The kernels in the order of their launches, then what is of them all."""
-    for step in program.steps:
-        source = render(step.plan)
+    for plan in program.launched:
+        source = rendered(plan)
         yield File(folder / source.filename, source.text)
     yield File(folder / f"{program.name}_reference.py", program.reference)
     yield File(folder / f"{program.name}{LAUNCHES}", "\n".join(line.rstrip() for line in program_lines(program)) + "\n")

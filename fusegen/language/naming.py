@@ -43,7 +43,7 @@ FRAME = (
     remainder_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival away
     place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left leave_packed memcpy unknown
     top_columns take bare rows_at rows_put take_at kept_by_sum kept_by_count order_of flat_index low_word high_word
-    philox4x32 group_sum group_max group_min group_sum_i32 group_max_i32 group_min_i32""".split()  # noqa: SIM905
+    philox4x32 group_sum group_max group_min group_sum_i32 group_max_i32 group_min_i32 block""".split()  # noqa: SIM905
     )
     | {name for dtype in F8 for name in (f"to_{dtype}", f"{dtype}_value")}
     | {"to_f8e5m2_or_infinity", "f4e2m1_value", "f8e4m3_of", "f8e5m2_of", "pair_of_f8e4m3", "pair_of_f8e5m2"}

@@ -15,6 +15,7 @@ from fusegen.measuring.timing import Timing
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import arrays, bytes_of
 from fusegen.planner.programs.model import ProgramPlan
+from fusegen.planner.programs.side_by_side import JoinedPlan
 
 LEEWAY_FACTOR = 1.03  # over the copy rate: on an H200 fusegen's own copy reached 1.01 of the driver's
 # from this share of writes on, a copy is the ceiling; reads alone don't turn the memory's bus around
@@ -66,7 +67,7 @@ class Work:
     dram_gbs: float
 
 
-def work_of(plan: Plan | ProgramPlan) -> Work:
+def work_of(plan: Plan | JoinedPlan | ProgramPlan) -> Work:
     if isinstance(plan, ProgramPlan):
         return work_of_program(plan)
     traffic = plan.cost.traffic

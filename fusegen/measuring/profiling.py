@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from fusegen.measuring.operands import operands
 from fusegen.planner.model import Access, Plan, RowPlan
+from fusegen.planner.programs.side_by_side import JoinedPlan
 from fusegen.planner.rows.duration import COPY_SHARE
 
 if TYPE_CHECKING:
@@ -70,11 +71,11 @@ def checklist(plan: Plan, binary: Binary | None, spec: str, sizes: Mapping[str, 
 # ---------------------------------------------------------------- what both vendors expect
 
 
-def bytes_read(plan: Plan) -> int:
+def bytes_read(plan: Plan | JoinedPlan) -> int:
     return sum(t.moved for t in plan.cost.traffic.tensors if not t.output)
 
 
-def bytes_written(plan: Plan) -> int:
+def bytes_written(plan: Plan | JoinedPlan) -> int:
     return sum(t.moved for t in plan.cost.traffic.tensors if t.output)
 
 

@@ -295,6 +295,7 @@ class RowPlan(Plan):
     selection: Selection | None = None
     # rows are taken in turn, and columns reduced over them
     in_turn: InTurn | None = None
+    joined: bool = False  # one step of a launch of several, which is told the block's number among its own
 
     @property
     def configuration(self) -> str:

@@ -170,7 +170,8 @@ class Needs:
 class Param:
     """One kernel argument, in order.
 
-    kind "pointer": address of `tensor`; "value": a run-time scalar; "extent": size of `row_dims[dim]` (64-bit);
+    kind "pointer": address of `tensor`; "value": a run-time scalar; "blocks": how many blocks a step of a launch has
+    (64-bit); "extent": size of `row_dims[dim]` (64-bit);
     "size": size of `tensor` along its own `axes` (64-bit); "stride": stride of `tensor` along `row_dims[dim]`, or along
     its own `axes`, in elements (64-bit); "map": how
     `tensor` lies in memory, for tensor copies of a `box`, whose axes are the tensor's own axes `box_axes` (counted from
@@ -178,7 +179,7 @@ class Param:
     bytes, f32 rounded to tf32 on the way if that is its `dtype`.
     """
 
-    kind: Literal["pointer", "value", "extent", "size", "stride", "map"]
+    kind: Literal["pointer", "value", "blocks", "extent", "size", "stride", "map"]
     name: str
     tensor: str = ""
     dim: int = 0

@@ -391,7 +391,7 @@ def layout_needed(plan: Plan, views: Views, in_place: Pairs = frozenset()) -> La
 def bind(plan: Plan, sizes: Sizes, views: Views) -> Bound:
     """The numbers of a launch of `plan` over `views`, inputs and outputs, whose layout is the plan's."""
     accesses = {access.tensor: access for access in plan.accesses}
-    extents = [math.prod(sizes.shape[axis] for axis in dim.axes) for dim in plan.row_dims]
+    extents = extents_of(plan, sizes)
     rows = math.prod(extents)
     if rows > plan.max_rows:
         what = "elements" if plan.flat else "rows"
@@ -412,6 +412,11 @@ def bind(plan: Plan, sizes: Sizes, views: Views) -> Bound:
             numbers.append(merged_stride(view, param.axes or plan.axes_walked(access, param.dim)) or 0)
     maps = tuple(mapped(plan, param, views[param.tensor]) for param in plan.params if param.kind == "map")
     return Bound(sizes, rows, plan.blocks(*extents) if rows or plan.writes_without_rows else 0, tuple(numbers), maps)
+
+
+def extents_of(plan: Plan, sizes: Sizes) -> list[int]:
+    """The sizes of the plan's dimensions of rows."""
+    return [math.prod(sizes.shape[axis] for axis in dim.axes) for dim in plan.row_dims]
 
 
 def mapped(plan: Plan, param: Param, view: ArrayView) -> Mapped:

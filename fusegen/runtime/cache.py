@@ -13,7 +13,7 @@ from typing import Any
 
 from fusegen.compiling import Binary, Resources, compile_options, compile_source
 from fusegen.compiling.versions import known_version, noted
-from fusegen.planner.model import Source
+from fusegen.planner.launched import Text
 from fusegen.storage import Damaged, Store
 from fusegen.storage import Key as AnyKey
 from fusegen.targets import Target
@@ -100,7 +100,7 @@ def unpack(facts: Mapping[str, Any], code: bytes, key: Key, target: Target) -> E
     return Entry(binary, verdict)
 
 
-def key_of(source: Source) -> Key:
+def key_of(source: Text) -> Key:
     """The key of a source's binary. Raises MissingError where there is no compiler whose version to ask."""
     from fusegen.version import VERSION
 
@@ -118,7 +118,7 @@ def key_of(source: Source) -> Key:
     )
 
 
-def compiled(source: Source, cache: KernelCache | None = None, *, origin: str = "") -> Binary:
+def compiled(source: Text, cache: KernelCache | None = None, *, origin: str = "") -> Binary:
     """The source's binary, from the cache or compiled now and kept. Raises CompileError and MissingError."""
     store = KernelCache() if cache is None else cache
     key = key_of(source)

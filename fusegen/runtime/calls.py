@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from fusegen.errors import RequestError
 from fusegen.planner.model import Plan, Source
+from fusegen.planner.programs.side_by_side import JoinedPlan, JoinedSource
 from fusegen.runtime.devices import Device, Launch, Loaded, Sending
 from fusegen.runtime.libraries import Maker, stream_address
 
@@ -89,10 +90,22 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedVariant:
+    """Several steps in one launch, each for one layout."""
+
+    source: JoinedSource
+    binary: Binary | None
+
+    @property
+    def plan(self) -> JoinedPlan:
+        return self.source.plan
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """What calls with like arrays share. `loaded` is None where there is no row, and so nothing to launch."""
 
-    variant: Variant
+    variant: Variant | JoinedVariant
     device: Device
     loaded: Loaded | None
     launch: Launch
@@ -117,7 +130,7 @@ class Record:
         return apart(self.launch.spans, self.inputs, pointers, self.in_place)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | JoinedPlan:
         return self.variant.plan
 
     @property

@@ -17,7 +17,7 @@ import numpy as np
 
 from fusegen.errors import RequestError
 from fusegen.language.types import DType
-from fusegen.planner.model import Source
+from fusegen.planner.launched import Text
 from fusegen.runtime.arrays import ArrayView, Place, contiguous_strides
 from fusegen.targets.tensor_map import TensorMap
 
@@ -178,7 +178,7 @@ class Device(ABC):
     asynchronous: bool = True
 
     @abstractmethod
-    def load(self, source: Source, binary: Binary | None) -> Loaded:
+    def load(self, source: Text, binary: Binary | None) -> Loaded:
         """Make a kernel ready to launch. Raises KernelError when the driver (or the emulator) refuses it."""
 
     @abstractmethod

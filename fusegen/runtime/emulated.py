@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fusegen.language.types import DType, f32, i32
-from fusegen.planner.model import Param, Source
+from fusegen.planner.launched import Text
+from fusegen.planner.model import Param
 from fusegen.runtime.arrays import CPU
 from fusegen.runtime.devices import Bytes, Device, Launch, Loaded, Memory, Sending, sent_by_call
 from fusegen.targets import Target
@@ -51,7 +52,7 @@ class EmulatorDevice(Device):
         """The same with fused multiply-adds."""
         return EmulatorDevice(self.target, check=self.check, contract=True, seed=self.seed, timeout_s=self.timeout_s)
 
-    def load(self, source: Source, binary: Binary | None) -> Loaded:
+    def load(self, source: Text, binary: Binary | None) -> Loaded:
         from fusegen import emulator
 
         kernel = emulator.build(
@@ -94,7 +95,7 @@ class EmulatorDevice(Device):
 class EmulatedLoaded:
     """A kernel that the emulator built."""
 
-    def __init__(self, device: EmulatorDevice, kernel: Any, source: Source) -> None:
+    def __init__(self, device: EmulatorDevice, kernel: Any, source: Text) -> None:
         self.device = device
         self.kernel = kernel
         self.plan = source.plan

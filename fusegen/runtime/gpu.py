@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from fusegen.errors import KernelError, MissingError
 from fusegen.language.types import DType, f32, i32
-from fusegen.planner.model import Param, Plan, Source
+from fusegen.planner.launched import Launched, Text
+from fusegen.planner.model import Param
 from fusegen.runtime.devices import Device, Launch, Loaded, Mapped, Memory, Sending, sent_by_call
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Arguments:
     """
 
     def __init__(self, params: Sequence[Param], lead: int = 0) -> None:
-        ranks = {"pointer": 0, "map": 0, "value": 1, "extent": 2, "size": 2, "stride": 2}
+        ranks = {"pointer": 0, "map": 0, "value": 1, "blocks": 2, "extent": 2, "size": 2, "stride": 2}
         order = sorted(range(len(params)), key=lambda i: ranks[params[i].kind])  # stable: keeps each kind's own order
         self.codes = [slot_code(params[i]) for i in order]
         self.pack_into = struct.Struct("".join(self.codes)).pack_into
@@ -103,7 +104,7 @@ class GpuKernel:
     """A kernel in a GPU's memory."""
 
     def __init__(
-        self, device: GpuDevice, module: object, function: object, plan: Plan, resident: int | None = None
+        self, device: GpuDevice, module: object, function: object, plan: Launched, resident: int | None = None
     ) -> None:
         self.device = device
         self.resident = resident
@@ -145,7 +146,7 @@ class GpuDevice(Device):
         self.arch = arch
         self.place = (self.kind, ordinal)
 
-    def load(self, source: Source, binary: Binary | None) -> Loaded:
+    def load(self, source: Text, binary: Binary | None) -> Loaded:
         if binary is None:
             raise KernelError(f"{source.plan.name} has no machine code; a GPU runs compiled kernels only")
         plan = source.plan
@@ -227,7 +228,7 @@ class GpuDevice(Device):
         """The module and its function `entry`, allowed `shared` bytes of dynamic shared memory and clusters of
         `cluster` blocks."""
 
-    def resident_blocks(self, function: object, plan: Plan) -> int:
+    def resident_blocks(self, function: object, plan: Launched) -> int:
         """How many blocks of the loaded function this GPU holds at once. Raises KernelError where it holds none."""
         raise KernelError(f"{plan.name}: {self} was not expected to count the blocks it holds")
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from fusegen.errors import KernelError, MissingError
 from fusegen.language.types import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, tf32, u8
-from fusegen.planner.model import Plan
+from fusegen.planner.launched import Launched
 from fusegen.runtime.devices import Block, Bytes, Gpu, Launch, Mapped, Sending, sent_by_call
 from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, SLOT, Arguments, GpuDevice, GpuKernel
 
@@ -170,7 +170,7 @@ def encoded(given: Mapped, address: int) -> bytes:
     return ctypes.string_at(at, MAP_BYTES)
 
 
-def new_slot(plan: Plan, launch: Launch) -> Slot:
+def new_slot(plan: Launched, launch: Launch) -> Slot:
     """A slot for such launches, all of it written but the stream, the pointers and the run-time values."""
     arguments = Arguments(plan.params, LEAD)
     varying = sum(param.kind in ("pointer", "map", "value") for param in plan.params)
@@ -200,7 +200,7 @@ def new_block(kernel: GpuKernel, launch: Launch, start: Any, form: struct.Struct
     )
 
 
-def cluster_config(plan: Plan) -> Any:
+def cluster_config(plan: Launched) -> Any:
     """The launch of one cluster, as cuOccupancyMaxActiveClusters takes it."""
     bindings = driver()
     attribute = bindings.CUlaunchAttribute()
@@ -365,7 +365,7 @@ class NvidiaDevice(GpuDevice):
                 done(answer, f"{entry}: asking for clusters of {cluster} blocks")
         return module, function
 
-    def resident_blocks(self, function: object, plan: Plan) -> int:
+    def resident_blocks(self, function: object, plan: Launched) -> int:
         """Asked of the driver, since it is not in a GPU's facts: clusters need neighbours, and which SMs are is each
         chip's own. An H200 held 7 clusters of 16 blocks, an SM each, and 15 of 8; a MIG slice may hold none."""
         bindings, cluster = self.bindings, plan.cluster

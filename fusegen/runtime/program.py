@@ -23,13 +23,15 @@ from typing import Any
 
 from fusegen.errors import ArgumentError, KernelError, SpecError
 from fusegen.language.types import Shape, size_of, u8
-from fusegen.planner.programs.model import ALIGNMENT, Arena, Binding, ProgramPlan
+from fusegen.planner.programs.model import ALIGNMENT, Arena, Binding, ProgramPlan, Step
+from fusegen.planner.programs.over_operands import overwritable, overwritten_by
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import ArrayView, Place, contiguous_strides, view
 from fusegen.runtime.called import WIDEST, Called, captured, fresh_view, owner_of, relative_span, row_of
 from fusegen.runtime.calls import Captured, Record, apart
 from fusegen.runtime.devices import Device, Sending
-from fusegen.runtime.kernel import Kernel
+from fusegen.runtime.joined import Joined
+from fusegen.runtime.kernel import Kernel, same_places
 from fusegen.runtime.libraries import LIBRARIES, Maker, library, stream_address
 from fusegen.runtime.shortcuts import code_of, sender
 from fusegen.runtime.signatures import Signature, fast_signature
@@ -49,11 +51,13 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class StepLaunch:
-    """One kernel of a program's call: its own record, and where its pointers and run-time numbers come from."""
+    """One launch of a program's call: its own record, where its pointers and run-time numbers come from, and the steps
+    that it does."""
 
     record: Record
     pointers: tuple[Pointer, ...]
     values: tuple[int, ...]
+    steps: tuple[Step, ...]
 
     def run(self, bases: Sequence[int], values: Sequence[float], stream: int) -> None:
         record = self.record
@@ -139,12 +143,12 @@ class ProgramRecord:
 class Program(Called):
     """A chain as several kernels, ready to run on `device`.
 
-    `kernels` are those of the plan's steps, in order.
+    `kernels` are what the plan launches, in order: kernels, or several steps in one launch.
     """
 
     words = ("out", "stream", "workspace")
 
-    def __init__(self, plan: ProgramPlan, kernels: Sequence[Kernel], device: Device) -> None:
+    def __init__(self, plan: ProgramPlan, kernels: Sequence[Kernel | Joined], device: Device) -> None:
         super().__init__(plan.graph, plan.target, device)
         check_order(plan)
         self.plan = plan
@@ -183,6 +187,8 @@ class Program(Called):
         if stream is None and workspace is None and (found := fast_signature((*arrays, *outs), WIDEST)) is not None:
             signature, pointers = found
             record = self.records.get(signature)
+            if outs and (record is None or not record.apart(pointers)):
+                record = self.records.get((signature, same_places(pointers, len(arrays))))
             if record is not None and (not outs or record.apart(pointers)):
                 if not record.in_place and self.shortcuts.learn(record, arrays, outs, pointers):
                     self.forward(self.shortcuts.first, self.held)
@@ -288,8 +294,7 @@ class Program(Called):
     def record(
         self, views: Mapping[str, ArrayView], device: Device, owner: str, in_place: arguments.Pairs = frozenset()
     ) -> ProgramRecord:
-        """Check the arrays, and work out each kernel's launch and where the tensors between them lie. An output is
-        written over an operand where it is that with new rows, and nowhere else: `in_place` says nothing more."""
+        """Check the arrays, and work out each kernel's launch and where the tensors between them lie."""
         sizes = self.check(views)
         arena = self.plan.arena(sizes)
         updates = self.op_graph.updates
@@ -305,14 +310,21 @@ class Program(Called):
             pointed[stored.name] = Pointer(len(bases), offset)
         scalars = [t.name for t in self.operands if not t.shape]
         launches = []
-        for step, kernel in zip(self.plan.steps, self.kernels, strict=True):
-            arrays = {b.tensor: shown(whole[b.base], b, sizes) for b in step.bindings}
-            own = kernel.record(arrays, device, "fusegen")
-            places = tuple(
-                Pointer(pointed[b.base].base, pointed[b.base].offset + arrays[b.tensor].address - whole[b.base].address)
-                for b in step.bindings
-            )
-            launches.append(StepLaunch(own, places, tuple(map(scalars.index, step.values))))
+        for steps, kernel in zip(self.plan.launches, self.kernels, strict=True):
+            arrays = [{b.tensor: shown(whole[b.base], b, sizes) for b in step.bindings} for step in steps]
+            pairs = [overwritten_by(step, in_place) for step in steps]
+            if isinstance(kernel, Joined):
+                found = kernel.records(arrays, device, pairs)
+            else:
+                found = [(kernel.record(arrays[0], device, "fusegen", pairs[0]), (0,))]
+            for own, done in found:
+                places = tuple(
+                    Pointer(pointed[b.base].base, pointed[b.base].offset + a[b.tensor].address - whole[b.base].address)
+                    for step, a in ((steps[n], arrays[n]) for n in done)
+                    for b in step.bindings
+                )
+                values = tuple(scalars.index(name) for n in done for name in steps[n].values)
+                launches.append(StepLaunch(own, places, values, tuple(steps[n] for n in done)))
         own_outputs = any(t.name not in views for t in self.outputs)
         row = row_of(owner)
 
@@ -332,19 +344,20 @@ class Program(Called):
             address=row.address,
             stream=row.stream(device.place),
             waits=row.waits,
-            in_place=self.places(self.in_place),
+            in_place=self.places(in_place | frozenset(updates.items())),
             workspace=lambda stream, nbytes: self.workspace_for(device, owner, stream, nbytes),
         )
 
-    @property
+    @cached_property
     def in_place(self) -> arguments.Pairs:
-        """The outputs that are operands with new rows: the call gives these back."""
-        return frozenset(self.op_graph.updates.items())
+        """The outputs that are operands with new rows, which the call gives back, and those that may be written over an
+        operand."""
+        return overwritable(self.plan) | frozenset(self.op_graph.updates.items())
 
     def check_overlap(self, views: Mapping[str, ArrayView]) -> arguments.Pairs:
         """As of a kernel. Raises ArgumentError where `out=` has other memory for an operand with new rows."""
         pairs = super().check_overlap(views)
-        for output, operand in sorted(self.in_place - pairs):
+        for output, operand in sorted(self.op_graph.updates.items() - pairs):
             raise ArgumentError(
                 f"the output {output} is {operand} with new rows, in its own memory\n"
                 f"  pass {operand} itself in out=, or leave out= away"

@@ -79,7 +79,7 @@ def launch_last(
     graph = kernel.plan.graph
     far = {t.name: moved(t, views[t.name], dim, skip) for t in (*graph.inputs, *graph.outputs) if t.shape}
     record = kernel.record(far, kernel.device, "fusegen")
-    plan = record.variant.plan
+    plan = kernel.variant_for(far).plan
     wide = replace(plan, target=replace(plan.target, sms=EVERY_BLOCK_AT_ONCE))
     first, last = (wide.blocks(*extents(plan, {**sizes, dim: size})) for size in (skip, skip + sizes[dim]))
     memory = [buffer(graph, name, view.span) for name, view in views.items()]

@@ -13,8 +13,9 @@ from typing import Any
 from fusegen.language.graph import Graph, Kind, Node, Tensor
 from fusegen.language.types import TensorType
 from fusegen.planner.model import RowPlan
-from fusegen.planner.programs.model import ProgramPlan
+from fusegen.planner.programs.model import ProgramPlan, Step
 from fusegen.runtime import Kernel, Program
+from fusegen.runtime.joined import Joined
 
 BLOCKS = 2
 MORE_TURNS = 3  # of a block, beside those whose rows are asked for at first
@@ -42,11 +43,13 @@ def with_few_parts(program: Program) -> Program:
             written = zip(step.writes, step.graph.outputs, strict=True)
             parts = [b.base for b, t in written if t.node.op.kind is Kind.PART]
             counts |= dict.fromkeys(parts, BLOCKS * plan.tile.rows_per_block)
-    steps, kernels = [], []
-    for step, kernel in zip(program.plan.steps, program.kernels, strict=True):
+    steps: list[Step] = []
+    kernels: list[Kernel | Joined] = []
+    for together, kernel in zip(program.plan.launches, program.kernels, strict=True):
+        step = together[0]
         own = {b.tensor: counts[b.base] for b in step.bindings if b.base in counts}
-        if not own:
-            steps.append(step)
+        if not own or isinstance(kernel, Joined):  # whose steps take no rows in turn, and add up no parts
+            steps += together
             kernels.append(kernel)
             continue
         graph, plan = few(step.graph, own), replace(kernel.plan, graph=few(kernel.plan.graph, own))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from fusegen.language.sizes import Expr, dims_in
 from fusegen.language.types import Dim, DType, bf16, f16, f32, size_of
 from fusegen.language.views import View, positions_in
 from fusegen.planner.programs.model import Binding
+from fusegen.planner.programs.over_operands import overwritable
 from fusegen.runtime import Kernel, Program
 from fusegen.validation import checks
 from fusegen.validation.accumulation import accumulations
@@ -41,7 +43,8 @@ from fusegen.validation.checks import (
 )
 from fusegen.validation.compare import Compared
 from fusegen.validation.few_parts import in_turn, turns_of, with_few_parts
-from fusegen.validation.in_place import overwriting
+from fusegen.validation.in_place import NAME as IN_PLACE
+from fusegen.validation.in_place import overwriting, reason_of, side_by_side
 from fusegen.validation.inputs import (
     NORMAL,
     TABLE_ROWS,
@@ -79,6 +82,7 @@ from fusegen.validation.products import rounded
 from fusegen.validation.report import Report
 
 Array = np.ndarray[Any, np.dtype[Any]]
+SEVERAL_BLOCKS = (5, 7)  # the first sizes where a launch has several steps, whose rows are along some of the dims
 MOST_MORE = 64  # rows beside those asked for, until sizes that are computed come out even
 
 
@@ -110,6 +114,7 @@ def validate_program(
             found.malice(most, 1, setting)
         for name in ("padded rows", "odd stride", "offset by one"):
             found.layout(name)
+        found.in_place()
     for count in rows if rows is not None else () if quick else (0, 1, 2):
         found.rows(count)
     if cases is None:
@@ -138,8 +143,11 @@ class ProgramChecks(Checks):
 
     def ragged(self, most: int) -> None:
         """A launch that fills no last block, the same as users call it, then some of its rows alone."""
-        block = max(step.plan.rows_per_block for step in self.program.plan.steps)
-        sizes = self.sizes_for(max(3, min(2 * min(block, 256) + 1, self.most_rows(most))), OUTER)
+        plan = self.program.plan
+        block = max(step.plan.rows_per_block for step in plan.steps)
+        beside = max(map(len, plan.launches))  # steps, each of which is to have several blocks
+        outer = OUTER if beside == 1 else SEVERAL_BLOCKS
+        sizes = self.sizes_for(max(3, min(2 * beside * min(block, 256) + 1, self.most_rows(most))), outer)
         operands = self.operands(sizes, NORMAL.name)
         if not self.wants(NORMAL.name, "again", "apart"):
             return
@@ -211,6 +219,22 @@ class ProgramChecks(Checks):
             arrays = [t.name for t in self.arrays if len(t.shape) > 1 and t.name not in joined]
             arranged = dict.fromkeys(arrays if everywhere else arrays[:1], how)
             self.launch_case(f"layout: {name}", reason, operands, arranged)
+
+    def in_place(self) -> None:
+        """Outputs over operands, as many at once as there may be: the same bits as in memory of their own."""
+        for over in side_by_side(overwritable(self.program.plan)) if self.wants(IN_PLACE) else ():
+            operands = self.operands(self.sizes_for(6, OUTER), IN_PLACE)
+            first, problem = self.launch(operands)
+            inputs, outputs, values = self.placed(operands)
+            outputs = overwriting(self.graph, over, inputs, outputs)
+            other = failing(partial(self.call_over, inputs, outputs, values))
+            names = [t.name for t in self.graph.outputs]
+            found = [] if other else [read_output(p, 0, name)[0] for name, p in zip(names, outputs, strict=True)]
+            self.same(IN_PLACE, reason_of(over, CONTIGUOUS), operands, found if first else [], first, problem or other)
+
+    def call_over(self, inputs: Sequence[Placed], outputs: Sequence[Placed], values: Sequence[Any]) -> None:
+        self.program(*self.arguments(inputs, values), out=tuple(o.view for o in outputs))
+        self.program.device.synchronize()
 
     def require_judged(self) -> None:
         bindings = [b for step in self.program.plan.steps for b in step.writes]
@@ -312,13 +336,13 @@ class ProgramChecks(Checks):
             bases = (*(v.address for v in views.values()), room.view.address)
             start = room.view.address - room.memory.address
             before = room.memory.read()
-            for step, launch in zip(program.plan.steps, record.launches, strict=True):
+            for launch in record.launches:
                 launch.run(bases, values, 0)
                 device.synchronize()
                 after = room.memory.read()
                 own = np.zeros(after.shape, bool)
                 for stored in program.plan.between:
-                    if any(b.base == stored.name for b in step.writes):
+                    if any(b.base == stored.name for step in launch.steps for b in step.writes):
                         low = start + record.arena.offsets[stored.name]
                         high = low + stored.bytes(operands.sizes)
                         own[low:high] = True
@@ -326,7 +350,8 @@ class ProgramChecks(Checks):
                         self.between[stored.name] = after[low:high].view(stored.type.dtype.numpy).reshape(shape).copy()
                 if (stray := np.flatnonzero((after != before) & ~own)).size:
                     problems.append(
-                        f"{step.name}: {stray.size} bytes of the workspace that are not its own were written"
+                        f"{launch.record.plan.name}: {stray.size} bytes of the workspace that are not its own were "
+                        "written"
                     )
                 before = after
 
@@ -387,8 +412,8 @@ class ProgramChecks(Checks):
         compared: list[Compared] = []
         doubt = ""
         other = False  # has a kernel chosen other columns, rightly, than the text does?
-        for kernel, step in zip(self.program.kernels, self.program.plan.steps, strict=True):
-            graph = kernel.plan.lowered
+        for step in self.program.plan.steps:
+            graph = step.plan.lowered
             bound = {b.tensor: Shown(b, operands.sizes) for b in step.bindings}
             bases = {b.tensor: b.base for b in step.bindings}
             held = {
@@ -401,7 +426,7 @@ class ProgramChecks(Checks):
                 for t in graph.outputs
             ]  # fmt: skip
             given = [bound[t.name].law(laws[bases[t.name]]) if t.shape else laws[t.name] for t in graph.inputs]
-            found, said, table = judged(graph, accumulations(kernel.plan), given, made, expected, held)
+            found, said, table = judged(graph, accumulations(step.plan), given, made, expected, held)
             compared += found
             doubt = doubt or said
             for tensor, array in zip(graph.outputs, made, strict=True):

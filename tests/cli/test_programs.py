@@ -46,7 +46,7 @@ def program_of(chain: Chain) -> ProgramPlan:
 def test_plan_and_explain_fit(fits: Fits, spec: Chain) -> None:
     program = program_of(spec)
     text = words(fits(functools.partial(programs.show_program, program, every=True)))
-    assert all(f"{number}. {step.name}" in text for number, step in enumerate(program.steps, 1))
+    assert all(f"{number}. {step.name}" in text for number, step in programs.numbered(program))
     assert all(f"{cut.time_us:.1f} us" in text for cut in program.cuts if cut.time_us is not None)
     said = words(fits(functools.partial(programs.show_explanation, program)))
     assert all(stored.why.split()[-1] in said for stored in program.boundaries)

@@ -363,14 +363,23 @@ def test_raw_memory_in_place(target: Target) -> None:
     np.testing.assert_array_equal(view.numpy(), np.where(mask > 0, x * np.float32(0.25), x))
 
 
-def test_a_program_writes_over_nothing(target: Target) -> None:
+def test_a_program_writes_over_what_only_an_earlier_kernel_reads(target: Target) -> None:
     @chain(M=8, N=64)
     def spec(x: f16[M, N], w: f16[N, N], v: f16[N, N]) -> f16[M, N]:
         return F.cast(F.relu(x @ w), f16) @ v
 
+    @chain(M=8, N=64)
+    def behind(x: f16[M, N], w: f16[N, N], v: f16[N, N]) -> f16[M, N]:
+        return F.cast(F.relu(x @ w), f16) @ v + x
+
     program = compile(spec, target, on="emulator", validate=False)
-    assert program.in_place == frozenset()
+    assert program.in_place == {("out", "x")}
     x, w, v = operands_of(spec, 8, np.random.default_rng(9))
+    wanted = program(x, w, v)
+    assert program(x, w, v, out=x) is x
+    np.testing.assert_array_equal(x, wanted)
+    program = compile(behind, target, on="emulator", validate=False)
+    assert program.in_place == frozenset()
     with pytest.raises(ArgumentError, match=r"shares memory with the input x\n.*it may write that over no operand"):
         program(x, w, v, out=x)
 

@@ -117,7 +117,12 @@ class Frame:
 
     def tile_number(self) -> str:
         """The number of the block's tile."""
-        return "tile" if self.plan.folded else "blockIdx.x"
+        return "tile" if self.plan.folded else self.block_number
+
+    @property
+    def block_number(self) -> str:
+        """The block's number; of one step among several of a launch, that among its own."""
+        return "block" if self.plan.joined else "blockIdx.x"
 
     @property
     def row_blocks(self) -> str:
@@ -141,7 +146,7 @@ class Frame:
     def first_element(self) -> str:
         """Of a thread, in a flat plan."""
         tile = self.plan.tile
-        block = "tile" if self.plan.folded else "static_cast<long long>(blockIdx.x)"
+        block = "tile" if self.plan.folded else f"static_cast<long long>({self.block_number})"
         cols = self.size("tile_cols", tile.cols, "elements that a block takes")
         return f"{block} * {cols} + threadIdx.x" + (f" * {tile.vector}" if tile.vector > 1 else "")
 

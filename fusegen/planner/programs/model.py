@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -21,6 +21,7 @@ from fusegen.language.types import TensorType, size_of
 from fusegen.language.views import View
 from fusegen.planner.heading import body_lines, field, megabytes, plural, summary
 from fusegen.planner.model import Plan
+from fusegen.planner.programs.side_by_side import LETTERS, JoinedPlan, launch_cost
 from fusegen.planner.rewrites import stores_that_round
 from fusegen.targets.base import Target
 
@@ -64,7 +65,8 @@ class Binding:
 @dataclass(frozen=True, slots=True)
 class Step:
     """One kernel. `reads` and `writes` bind its arrays, in the order of its graph's; `values` are the names of its
-    run-time scalars, which are the program's. `sizes`: dims of its graph that are computed from the program's."""
+    run-time scalars, which are the program's. `sizes`: dims of its graph that are computed from the program's.
+    `joined`: it is done in the same launch as the step before it."""
 
     graph: Graph
     plan: Plan
@@ -72,6 +74,7 @@ class Step:
     writes: tuple[Binding, ...]
     values: tuple[str, ...]
     sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
+    joined: bool = False
 
     @property
     def name(self) -> str:
@@ -133,10 +136,34 @@ class ProgramPlan:
         returned as it is before: storing rounds it."""
         return reference_source(stores_that_round(self.graph))
 
+    @cached_property
+    def launches(self) -> tuple[tuple[Step, ...], ...]:
+        """The steps of each launch, one after another."""
+        found: list[tuple[Step, ...]] = []
+        for step in self.steps:
+            if step.joined:
+                found[-1] = (*found[-1], step)
+            else:
+                found.append((step,))
+        return tuple(found)
+
+    @property
+    def launched(self) -> tuple[Plan | JoinedPlan, ...]:
+        """What is launched, one after another."""
+        return tuple(steps[0].plan if len(steps) == 1 else self.joined_plan(steps) for steps in self.launches)
+
+    def joined_plan(self, steps: Sequence[Step]) -> JoinedPlan:
+        """The plan of one launch of these steps."""
+        said = tuple(step.name.removeprefix(f"{self.name}_") for step in steps)
+        name = self.name if len(steps) == len(self.steps) else f"{self.name}_{'_'.join(said)}"
+        while any(step.name == name for step in self.steps if step not in steps):
+            name += "_"
+        return JoinedPlan(name, self.target, tuple(step.plan for step in steps), said)
+
     @property
     def time_us(self) -> float:
-        """Of all kernels; each one's time has its launch in it."""
-        return sum(step.plan.cost.time_us for step in self.steps)
+        """Of all launches, each with what launching takes."""
+        return sum(launch_cost([step.plan for step in steps], self.target).time_us for steps in self.launches)
 
     @property
     def floor_us(self) -> float:
@@ -153,17 +180,22 @@ class ProgramPlan:
     @property
     def boundaries(self) -> tuple[Stored, ...]:
         """What one kernel writes and a later one reads, in the order in which it is written."""
-        written = {base: place for place, step in enumerate(self.steps) for base in names_of(step.writes)}
+        written = {base: place for place in range(len(self.launches)) for base in self.written(place)}
         return tuple(sorted((*self.between, *self.shared), key=lambda stored: written[stored.name]))
 
     def ends(self, stored: Stored) -> tuple[int, tuple[int, ...]]:
-        """The step that writes it, and those that read it."""
-        written = next(i for i, step in enumerate(self.steps) if stored.name in names_of(step.writes))
-        return written, tuple(i for i, step in enumerate(self.steps) if stored.name in names_of(step.reads))
+        """The launch that writes it, and those that read it."""
+        reading = (names_of(b for step in steps for b in step.reads) for steps in self.launches)
+        written = next(place for place in range(len(self.launches)) if stored.name in self.written(place))
+        return written, tuple(place for place, names in enumerate(reading) if stored.name in names)
+
+    def written(self, place: int) -> set[str]:
+        """What a launch writes."""
+        return names_of(b for step in self.launches[place] for b in step.writes)
 
     @cached_property
     def lives(self) -> Mapping[str, tuple[int, int]]:
-        """Of each tensor of the workspace, the step that writes it and the last one that reads it."""
+        """Of each tensor of the workspace, the launch that writes it and the last one that reads it."""
         ends = {stored.name: self.ends(stored) for stored in self.between}
         return {name: (written, max(read, default=written)) for name, (written, read) in ends.items()}
 
@@ -203,13 +235,13 @@ def program_lines(program: ProgramPlan) -> list[str]:
     lines = [f"{program.name}  {graph.signature}  at {graph.sizes_text()}", *([doc] if doc else []), ""]
     lines += body_lines(graph.body)
     lines += field("target", f"{program.target.vendor} {program.target.arch}, facts of {program.target.model}")
-    count = plural(len(program.steps), "kernel", "kernels")
+    count = plural(len(program.launches), "kernel", "kernels")
     between = sum(stored.bytes(graph.sizes) for stored in program.between)
     lines += field("kernels", f"{count}, {program.time_us:.1f} us expected, {program.floor_us:.1f} us at the least")
     if program.between:
         lines += field("memory", f"{megabytes(arena.bytes)} of workspace for {megabytes(between)} between kernels")
-    for number, step in enumerate(program.steps, 1):
-        lines += ["", *step_lines(number, step)]
+    for number, (steps, plan) in enumerate(zip(program.launches, program.launched, strict=True), 1):
+        lines += ["", *launch_lines(number, steps, plan)]
     if program.boundaries:
         lines += ["", "between kernels:"]
         for stored in program.boundaries:
@@ -226,7 +258,17 @@ def place_text(program: ProgramPlan, stored: Stored, arena: Arena) -> str:
     return f"{megabytes(stored.bytes(program.graph.sizes))}, {where}, from kernel {written + 1} to {readers}"
 
 
-def step_lines(number: int, step: Step) -> list[str]:
+def launch_lines(number: int, steps: Sequence[Step], plan: Plan | JoinedPlan) -> list[str]:
+    if not isinstance(plan, JoinedPlan):
+        return step_lines(f"{number}", steps[0])
+    lines = [f"{number}. {plan.name}: {plan.regime}"]
+    lines += [f"  {line}" for line in field("because", plan.why)]
+    for letter, step in zip(LETTERS, steps, strict=False):
+        lines += [f"  {line}" for line in step_lines(letter, step)]
+    return lines
+
+
+def step_lines(number: str, step: Step) -> list[str]:
     reads, writes = (", ".join(map(str, bindings)) for bindings in (step.reads, step.writes))
     values = f" and {', '.join(step.values)}" if step.values else ""
     return [

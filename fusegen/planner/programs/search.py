@@ -29,6 +29,7 @@ from fusegen.planner.model import Plan
 from fusegen.planner.pieces import bytes_of
 from fusegen.planner.programs import cutting
 from fusegen.planner.programs.column_parts import parted
+from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
 from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step, Stored
 from fusegen.planner.programs.parts import layout_of, parts_of
@@ -337,7 +338,7 @@ class Search:
         between = tuple(stored for stored in kept if stored.home == "workspace")
         between += tuple(stored for kernel in found.kernels for stored in kernel.between)
         shared = tuple(stored for stored in kept if stored.home == "output")
-        return ProgramPlan(self.graph, self.target, steps, between, shared, self.considered())
+        return joined(ProgramPlan(self.graph, self.target, steps, between, shared, self.considered()))
 
     def considered(self) -> tuple[Cut, ...]:
         """The cuts that were looked at, those that can be taken first, by their times; one kernel is always among

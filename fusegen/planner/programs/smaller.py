@@ -16,6 +16,7 @@ from fusegen.language.graph import Graph
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import size_of
 from fusegen.planner import candidates
+from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.model import ProgramPlan, Step
 
 MOST_WEIGHTS = 2**26  # elements of right factors: those of an MLP of 4096 x 14336 take some 10 s to be judged
@@ -44,7 +45,7 @@ def smaller(program: ProgramPlan) -> ProgramPlan | None:
     if [step.plan.rule for step in found.steps] != [step.plan.rule for step in program.steps]:
         return None
     pairs = zip(found.steps, program.steps, strict=True)
-    return replace(found, steps=tuple(same_way(own, large) for own, large in pairs))
+    return joined(replace(found, steps=tuple(same_way(own, large) for own, large in pairs)))
 
 
 def same_way(step: Step, large: Step) -> Step:

@@ -1,6 +1,6 @@
 """qk_norm_rope: what the kernel must compute, in float64.
 
-rmsnorm of each head of q and k, times a gain, then rope; a kernel for q and one for k.
+rmsnorm of each head of q and k, times a gain, then rope; q and k in one launch.
 
 Operands, with leading axes of any size:
     q: bf16[T, H, D]

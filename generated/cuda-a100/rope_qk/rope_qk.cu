@@ -1,0 +1,247 @@
+// rope_qk: 2 steps in one launch of 128 threads a block
+//
+// because  one launch is expected to take 209.6 us, and one for each step 211.6
+//
+// a. rope_qk_q_turned  bf16[T, H, D_half], bf16[T, H, D_half], f32[T, 1, D_half], f32[T, 1, D_half] -> bf16[T, H, D_half], bf16[T, H, D_half]
+//      at T=16384 H=32 D_half=64
+//    q_turned of rope_qk.
+//
+//    target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
+//    views    low is q[..., :D // 2]; high is q[..., D // 2:]; q_turned_part is q_turned[..., :D // 2];
+//             q_turned_part_2 is q_turned[..., D // 2:]
+//    tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
+//    traffic  276.8 MB moved, 276.8 MB ideal, 276.8 MB unfused in 1 launch
+//    floor    135.8 us at 2.039 TB/s; memory-bound at 0.73 flop/B
+//    rounding q_turned_part to bf16 when stored; q_turned_part_2 to bf16 when stored; f32 between
+//    needs    rows of 64 elements, next to each other; low, high, cos, sin, q_turned_part,
+//             q_turned_part_2: address and strides in multiples of 16 B
+//
+// b. rope_qk_k_turned  bf16[T, K, D_half], bf16[T, K, D_half], f32[T, 1, D_half], f32[T, 1, D_half] -> bf16[T, K, D_half], bf16[T, K, D_half]
+//      at T=16384 K=8 D_half=64
+//    k_turned of rope_qk.
+//
+//    target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
+//    views    low is k[..., :D // 2]; high is k[..., D // 2:]; k_turned_part is k_turned[..., :D // 2];
+//             k_turned_part_2 is k_turned[..., D // 2:]
+//    tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
+//    traffic  75.5 MB moved, 75.5 MB ideal, 75.5 MB unfused in 1 launch
+//    floor    37.0 us at 2.039 TB/s; memory-bound at 0.67 flop/B
+//    rounding k_turned_part to bf16 when stored; k_turned_part_2 to bf16 when stored; f32 between
+//    needs    rows of 64 elements, next to each other; low, high, cos, sin, k_turned_part,
+//             k_turned_part_2: address and strides in multiples of 16 B
+
+#include <cuda_bf16.h>
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// x, of which the compiler knows nothing: where it knows a row's number to be a quotient and a rest, NVRTC writes the first
+// vector of each thread value by value
+__device__ __forceinline__ long long unknown(long long x) {
+  asm("" : "+l"(x));
+  return x;
+}
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// q_turned: what the step's block of that number does
+__device__ __forceinline__ void part_a(
+    unsigned block,
+    const __nv_bfloat16* __restrict__ low_ptr,
+    const __nv_bfloat16* __restrict__ high_ptr,
+    const float* __restrict__ cos_ptr,
+    const float* __restrict__ sin_ptr,
+    __nv_bfloat16* __restrict__ q_turned_part_ptr,
+    __nv_bfloat16* __restrict__ q_turned_part_2_ptr,
+    long long T_size,
+    long long H_size,
+    long long low_stride_T,
+    long long low_stride_H,
+    long long high_stride_T,
+    long long high_stride_H,
+    long long cos_stride_T,
+    long long sin_stride_T,
+    long long q_turned_part_stride_T,
+    long long q_turned_part_stride_H,
+    long long q_turned_part_2_stride_T,
+    long long q_turned_part_2_stride_H)
+{
+  constexpr int block_rows = 16;  // that a block takes
+  constexpr int row_threads = 8;
+  const int lane = threadIdx.x % row_threads;  // of the 8 threads that share a row
+  const long long rows = T_size * H_size;
+  const long long own_row = static_cast<long long>(block) * block_rows + threadIdx.x / row_threads;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
+  const unsigned T_at = static_cast<unsigned>(row) / static_cast<unsigned>(H_size);
+  const unsigned H_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_size);
+  const __nv_bfloat16* const low_row = low_ptr + T_at * low_stride_T + H_at * low_stride_H;
+  const __nv_bfloat16* const high_row = high_ptr + T_at * high_stride_T + H_at * high_stride_H;
+  const float* const cos_row = cos_ptr + T_at * cos_stride_T;
+  const float* const sin_row = sin_ptr + T_at * sin_stride_T;
+  __nv_bfloat16* const q_turned_part_row = q_turned_part_ptr + unknown(T_at * q_turned_part_stride_T + H_at * q_turned_part_stride_H);
+  __nv_bfloat16* const q_turned_part_2_row = q_turned_part_2_ptr + unknown(T_at * q_turned_part_2_stride_T
+      + H_at * q_turned_part_2_stride_H);
+  const int col = lane * 8;
+
+  // pass 1 of 1: read low, cos, high, sin; write q_turned_part, q_turned_part_2
+  {
+    const Vec<__nv_bfloat16, 8> low_vec = load<8>(low_row + col);
+    const Vec<float, 8> cos_vec = load<8>(cos_row + col);
+    const Vec<__nv_bfloat16, 8> high_vec = load<8>(high_row + col);
+    const Vec<float, 8> sin_vec = load<8>(sin_row + col);
+    Vec<__nv_bfloat16, 8> q_turned_part_vec;
+    Vec<__nv_bfloat16, 8> q_turned_part_2_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float low = __bfloat162float(low_vec.at[j]);
+      const float cos = cos_vec.at[j];
+      const float high = __bfloat162float(high_vec.at[j]);
+      const float sin = sin_vec.at[j];
+      const float low_times_cos = low * cos;
+      const float high_times_sin = high * sin;
+      const float sub = low_times_cos - high_times_sin;
+      const float high_times_cos = high * cos;
+      const float low_times_sin = low * sin;
+      const float add = high_times_cos + low_times_sin;
+      q_turned_part_vec.at[j] = __float2bfloat16_rn(sub);
+      q_turned_part_2_vec.at[j] = __float2bfloat16_rn(add);
+    }
+    if (live) store<8>(q_turned_part_row + col, q_turned_part_vec);
+    if (live) store<8>(q_turned_part_2_row + col, q_turned_part_2_vec);
+  }
+}
+
+// k_turned: what the step's block of that number does
+__device__ __forceinline__ void part_b(
+    unsigned block,
+    const __nv_bfloat16* __restrict__ low_ptr,
+    const __nv_bfloat16* __restrict__ high_ptr,
+    const float* __restrict__ cos_ptr,
+    const float* __restrict__ sin_ptr,
+    __nv_bfloat16* __restrict__ k_turned_part_ptr,
+    __nv_bfloat16* __restrict__ k_turned_part_2_ptr,
+    long long T_size,
+    long long K_size,
+    long long low_stride_T,
+    long long low_stride_K,
+    long long high_stride_T,
+    long long high_stride_K,
+    long long cos_stride_T,
+    long long sin_stride_T,
+    long long k_turned_part_stride_T,
+    long long k_turned_part_stride_K,
+    long long k_turned_part_2_stride_T,
+    long long k_turned_part_2_stride_K)
+{
+  constexpr int block_rows = 16;  // that a block takes
+  constexpr int row_threads = 8;
+  const int lane = threadIdx.x % row_threads;  // of the 8 threads that share a row
+  const long long rows = T_size * K_size;
+  const long long own_row = static_cast<long long>(block) * block_rows + threadIdx.x / row_threads;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
+  const unsigned T_at = static_cast<unsigned>(row) / static_cast<unsigned>(K_size);
+  const unsigned K_at = static_cast<unsigned>(row) % static_cast<unsigned>(K_size);
+  const __nv_bfloat16* const low_row = low_ptr + T_at * low_stride_T + K_at * low_stride_K;
+  const __nv_bfloat16* const high_row = high_ptr + T_at * high_stride_T + K_at * high_stride_K;
+  const float* const cos_row = cos_ptr + T_at * cos_stride_T;
+  const float* const sin_row = sin_ptr + T_at * sin_stride_T;
+  __nv_bfloat16* const k_turned_part_row = k_turned_part_ptr + unknown(T_at * k_turned_part_stride_T + K_at * k_turned_part_stride_K);
+  __nv_bfloat16* const k_turned_part_2_row = k_turned_part_2_ptr + unknown(T_at * k_turned_part_2_stride_T
+      + K_at * k_turned_part_2_stride_K);
+  const int col = lane * 8;
+
+  // pass 1 of 1: read low, cos, high, sin; write k_turned_part, k_turned_part_2
+  {
+    const Vec<__nv_bfloat16, 8> low_vec = load<8>(low_row + col);
+    const Vec<float, 8> cos_vec = load<8>(cos_row + col);
+    const Vec<__nv_bfloat16, 8> high_vec = load<8>(high_row + col);
+    const Vec<float, 8> sin_vec = load<8>(sin_row + col);
+    Vec<__nv_bfloat16, 8> k_turned_part_vec;
+    Vec<__nv_bfloat16, 8> k_turned_part_2_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float low = __bfloat162float(low_vec.at[j]);
+      const float cos = cos_vec.at[j];
+      const float high = __bfloat162float(high_vec.at[j]);
+      const float sin = sin_vec.at[j];
+      const float low_times_cos = low * cos;
+      const float high_times_sin = high * sin;
+      const float sub = low_times_cos - high_times_sin;
+      const float high_times_cos = high * cos;
+      const float low_times_sin = low * sin;
+      const float add = high_times_cos + low_times_sin;
+      k_turned_part_vec.at[j] = __float2bfloat16_rn(sub);
+      k_turned_part_2_vec.at[j] = __float2bfloat16_rn(add);
+    }
+    if (live) store<8>(k_turned_part_row + col, k_turned_part_vec);
+    if (live) store<8>(k_turned_part_2_row + col, k_turned_part_2_vec);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+rope_qk(
+    const __nv_bfloat16* __restrict__ a_low_ptr,
+    const __nv_bfloat16* __restrict__ a_high_ptr,
+    const float* __restrict__ a_cos_ptr,
+    const float* __restrict__ a_sin_ptr,
+    __nv_bfloat16* __restrict__ a_q_turned_part_ptr,
+    __nv_bfloat16* __restrict__ a_q_turned_part_2_ptr,
+    const __nv_bfloat16* __restrict__ b_low_ptr,
+    const __nv_bfloat16* __restrict__ b_high_ptr,
+    const float* __restrict__ b_cos_ptr,
+    const float* __restrict__ b_sin_ptr,
+    __nv_bfloat16* __restrict__ b_k_turned_part_ptr,
+    __nv_bfloat16* __restrict__ b_k_turned_part_2_ptr,
+    long long blocks_a,
+    long long a_T_size,
+    long long a_H_size,
+    long long a_low_stride_T,
+    long long a_low_stride_H,
+    long long a_high_stride_T,
+    long long a_high_stride_H,
+    long long a_cos_stride_T,
+    long long a_sin_stride_T,
+    long long a_q_turned_part_stride_T,
+    long long a_q_turned_part_stride_H,
+    long long a_q_turned_part_2_stride_T,
+    long long a_q_turned_part_2_stride_H,
+    long long b_T_size,
+    long long b_K_size,
+    long long b_low_stride_T,
+    long long b_low_stride_K,
+    long long b_high_stride_T,
+    long long b_high_stride_K,
+    long long b_cos_stride_T,
+    long long b_sin_stride_T,
+    long long b_k_turned_part_stride_T,
+    long long b_k_turned_part_stride_K,
+    long long b_k_turned_part_2_stride_T,
+    long long b_k_turned_part_2_stride_K)
+{
+  unsigned block = blockIdx.x;  // the first blocks do the first step
+  if (block < blocks_a) {
+    part_a(block, a_low_ptr, a_high_ptr, a_cos_ptr, a_sin_ptr, a_q_turned_part_ptr, a_q_turned_part_2_ptr, a_T_size,
+        a_H_size, a_low_stride_T, a_low_stride_H, a_high_stride_T, a_high_stride_H, a_cos_stride_T, a_sin_stride_T,
+        a_q_turned_part_stride_T, a_q_turned_part_stride_H, a_q_turned_part_2_stride_T, a_q_turned_part_2_stride_H);
+    return;
+  }
+  block -= static_cast<unsigned>(blocks_a);
+  part_b(block, b_low_ptr, b_high_ptr, b_cos_ptr, b_sin_ptr, b_k_turned_part_ptr, b_k_turned_part_2_ptr, b_T_size,
+      b_K_size, b_low_stride_T, b_low_stride_K, b_high_stride_T, b_high_stride_K, b_cos_stride_T, b_sin_stride_T,
+      b_k_turned_part_stride_T, b_k_turned_part_stride_K, b_k_turned_part_2_stride_T, b_k_turned_part_2_stride_K);
+}

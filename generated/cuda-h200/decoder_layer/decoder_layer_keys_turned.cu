@@ -1,0 +1,317 @@
+// decoder_layer_keys_turned: 2 steps in one launch of 128 threads a block
+//
+// because  one launch is expected to take 4.9 us, and one for each step 6.9
+//
+// a. decoder_layer_keys  f32[B, 1, E_half], f32[B, 1, E_half], i32[B, 1, 1], f32[B, H, E_half], f32[B, H, E_half], f32[B, H, E_half], f32[B,
+//      H, E_half] -> bf16[B_times_T, H, E_half], bf16[B_times_T, H, E_half], bf16[B_times_T, H, E_half], bf16[B_times_T, H, E_half]  at B=8
+//      E_half=64 H=8 B_times_T=16384
+//    keys, values of decoder_layer.
+//
+//    target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
+//    views    k__part is k_ as [B, H, E // 2]; k__part_2 is k_ as [B, H, E // 2]; v__part is v_ as [B, H,
+//             E // 2]; v__part_2 is v_ as [B, H, E // 2]; keys_part is keys[..., :E // 2]; keys_part_2 is
+//             keys[..., E // 2:]; values_part is values[..., :E // 2]; values_part_2 is values[..., E //
+//             2:]
+//    writes   rows of keys_part, keys_part_2, values_part, values_part_2 at slots; nothing where there is
+//             none
+//    tile     tiles of rows and columns; a block of 128 threads on 8 rows, 4 elements a thread
+//    traffic  0.1 MB moved, 0.1 MB ideal, 0.2 MB unfused in 3 launches
+//    floor    0.0 us at 4.8 TB/s; memory-bound at 0.24 flop/B
+//    rounding keys_part to bf16 when stored; keys_part_2 to bf16 when stored; values_part to bf16 when
+//             stored; values_part_2 to bf16 when stored; f32 between
+//    needs    rows of 64 elements, next to each other; cos, sin, k__part, k__part_2, v__part, v__part_2:
+//             address and strides in multiples of 16 B; keys_part, keys_part_2, values_part,
+//             values_part_2: address and strides in multiples of 8 B
+//
+// b. decoder_layer_turned  f32[B, 1, E_half], f32[B, 1, E_half], f32[B, G_times_H, E_half], f32[B, G_times_H, E_half] -> bf16[B, G_times_H,
+//      E_half], bf16[B, G_times_H, E_half]  at B=8 E_half=64 G_times_H=32
+//    turned of decoder_layer.
+//
+//    target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
+//    views    q_part is q as [B, G * H, E // 2]; q_part_2 is q as [B, G * H, E // 2]; turned_2 is
+//             turned[..., :E // 2]; turned_3 is turned[..., E // 2:]
+//    tile     tiles of rows and columns; a block of 128 threads on 8 rows, 4 elements a thread
+//    traffic  0.2 MB moved, 0.2 MB ideal, 0.5 MB unfused in 2 launches
+//    floor    0.0 us at 4.8 TB/s; memory-bound at 0.49 flop/B
+//    rounding turned_2 to bf16 when stored; turned_3 to bf16 when stored; f32 between
+//    needs    rows of 64 elements, next to each other; cos, sin, q_part, q_part_2: address and strides in
+//             multiples of 16 B; turned_2, turned_3: address and strides in multiples of 8 B
+
+#include <cuda_bf16.h>
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// x, of which the compiler knows nothing: where it knows a row's number to be a quotient and a rest, NVRTC writes the first
+// vector of each thread value by value
+__device__ __forceinline__ long long unknown(long long x) {
+  asm("" : "+l"(x));
+  return x;
+}
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// keys: what the step's block of that number does
+__device__ __forceinline__ void part_a(
+    unsigned block,
+    const float* __restrict__ cos_ptr,
+    const float* __restrict__ sin_ptr,
+    const int* __restrict__ slots_ptr,
+    const float* __restrict__ k__part_ptr,
+    const float* __restrict__ k__part_2_ptr,
+    const float* __restrict__ v__part_ptr,
+    const float* __restrict__ v__part_2_ptr,
+    __nv_bfloat16* __restrict__ keys_part_ptr,
+    __nv_bfloat16* __restrict__ keys_part_2_ptr,
+    __nv_bfloat16* __restrict__ values_part_ptr,
+    __nv_bfloat16* __restrict__ values_part_2_ptr,
+    long long B_size,
+    long long H_size,
+    long long cos_stride_B,
+    long long sin_stride_B,
+    long long slots_stride_B,
+    long long k__part_stride_B,
+    long long k__part_stride_H,
+    long long k__part_2_stride_B,
+    long long k__part_2_stride_H,
+    long long v__part_stride_B,
+    long long v__part_stride_H,
+    long long v__part_2_stride_B,
+    long long v__part_2_stride_H,
+    long long keys_part_count,
+    long long keys_part_stride,
+    long long keys_part_stride_H,
+    long long keys_part_2_count,
+    long long keys_part_2_stride,
+    long long keys_part_2_stride_H,
+    long long values_part_count,
+    long long values_part_stride,
+    long long values_part_stride_H,
+    long long values_part_2_count,
+    long long values_part_2_stride,
+    long long values_part_2_stride_H)
+{
+  constexpr int block_rows = 8;  // that a block takes
+  constexpr int row_threads = 16;
+  const int lane = threadIdx.x % row_threads;  // of the 16 threads that share a row
+  const long long rows = B_size * H_size;
+  const long long own_row = static_cast<long long>(block) * block_rows + threadIdx.x / row_threads;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
+  const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(H_size);
+  const unsigned H_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_size);
+  const float* const cos_row = cos_ptr + B_at * cos_stride_B;
+  const float* const sin_row = sin_ptr + B_at * sin_stride_B;
+  const int* const slots_row = slots_ptr + B_at * slots_stride_B;
+  const float* const k__part_row = k__part_ptr + B_at * k__part_stride_B + H_at * k__part_stride_H;
+  const float* const k__part_2_row = k__part_2_ptr + B_at * k__part_2_stride_B + H_at * k__part_2_stride_H;
+  const float* const v__part_row = v__part_ptr + B_at * v__part_stride_B + H_at * v__part_stride_H;
+  const float* const v__part_2_row = v__part_2_ptr + B_at * v__part_2_stride_B + H_at * v__part_2_stride_H;
+  const int slots = *slots_row;
+  const bool keys_part_found = slots >= 0 && slots < keys_part_count;  // else nothing of it is written
+  __nv_bfloat16* const keys_part_row = keys_part_ptr + (keys_part_found ? slots : 0) * keys_part_stride + H_at * keys_part_stride_H;
+  const bool keys_part_2_found = slots >= 0 && slots < keys_part_2_count;  // else nothing of it is written
+  __nv_bfloat16* const keys_part_2_row = keys_part_2_ptr + (keys_part_2_found ? slots : 0) * keys_part_2_stride
+      + H_at * keys_part_2_stride_H;
+  const bool values_part_found = slots >= 0 && slots < values_part_count;  // else nothing of it is written
+  __nv_bfloat16* const values_part_row = values_part_ptr + (values_part_found ? slots : 0) * values_part_stride
+      + H_at * values_part_stride_H;
+  const bool values_part_2_found = slots >= 0 && slots < values_part_2_count;  // else nothing of it is written
+  __nv_bfloat16* const values_part_2_row = values_part_2_ptr + (values_part_2_found ? slots : 0) * values_part_2_stride
+      + H_at * values_part_2_stride_H;
+  const int col = lane * 4;
+
+  // pass 1 of 1: read k__part, cos, k__part_2, sin, v__part, v__part_2; write keys_part, keys_part_2, values_part,
+  //   values_part_2
+  {
+    const Vec<float, 4> k__part_vec = load<4>(k__part_row + col);
+    const Vec<float, 4> cos_vec = load<4>(cos_row + col);
+    const Vec<float, 4> k__part_2_vec = load<4>(k__part_2_row + col);
+    const Vec<float, 4> sin_vec = load<4>(sin_row + col);
+    const Vec<float, 4> v__part_vec = load<4>(v__part_row + col);
+    const Vec<float, 4> v__part_2_vec = load<4>(v__part_2_row + col);
+    Vec<__nv_bfloat16, 4> keys_part_vec;
+    Vec<__nv_bfloat16, 4> keys_part_2_vec;
+    Vec<__nv_bfloat16, 4> values_part_vec;
+    Vec<__nv_bfloat16, 4> values_part_2_vec;
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float k__part = k__part_vec.at[j];
+      const float cos = cos_vec.at[j];
+      const float k__part_2 = k__part_2_vec.at[j];
+      const float sin = sin_vec.at[j];
+      const float v__part = v__part_vec.at[j];
+      const float v__part_2 = v__part_2_vec.at[j];
+      const float k__part_times_cos = k__part * cos;
+      const float k__part_2_times_sin = k__part_2 * sin;
+      const float sub = k__part_times_cos - k__part_2_times_sin;
+      const float k__part_2_times_cos = k__part_2 * cos;
+      const float k__part_times_sin = k__part * sin;
+      const float add = k__part_2_times_cos + k__part_times_sin;
+      keys_part_vec.at[j] = __float2bfloat16_rn(sub);
+      keys_part_2_vec.at[j] = __float2bfloat16_rn(add);
+      values_part_vec.at[j] = __float2bfloat16_rn(v__part);
+      values_part_2_vec.at[j] = __float2bfloat16_rn(v__part_2);
+    }
+    if (live && keys_part_found) store<4>(keys_part_row + col, keys_part_vec);
+    if (live && keys_part_2_found) store<4>(keys_part_2_row + col, keys_part_2_vec);
+    if (live && values_part_found) store<4>(values_part_row + col, values_part_vec);
+    if (live && values_part_2_found) store<4>(values_part_2_row + col, values_part_2_vec);
+  }
+}
+
+// turned: what the step's block of that number does
+__device__ __forceinline__ void part_b(
+    unsigned block,
+    const float* __restrict__ cos_ptr,
+    const float* __restrict__ sin_ptr,
+    const float* __restrict__ q_part_ptr,
+    const float* __restrict__ q_part_2_ptr,
+    __nv_bfloat16* __restrict__ turned_2_ptr,
+    __nv_bfloat16* __restrict__ turned_3_ptr,
+    long long B_size,
+    long long G_times_H_size,
+    long long cos_stride_B,
+    long long sin_stride_B,
+    long long q_part_stride_B,
+    long long q_part_stride_G_times_H,
+    long long q_part_2_stride_B,
+    long long q_part_2_stride_G_times_H,
+    long long turned_2_stride_B,
+    long long turned_2_stride_G_times_H,
+    long long turned_3_stride_B,
+    long long turned_3_stride_G_times_H)
+{
+  constexpr int block_rows = 8;  // that a block takes
+  constexpr int row_threads = 16;
+  const int lane = threadIdx.x % row_threads;  // of the 16 threads that share a row
+  const long long rows = B_size * G_times_H_size;
+  const long long own_row = static_cast<long long>(block) * block_rows + threadIdx.x / row_threads;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
+  const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(G_times_H_size);
+  const unsigned G_times_H_at = static_cast<unsigned>(row) % static_cast<unsigned>(G_times_H_size);
+  const float* const cos_row = cos_ptr + B_at * cos_stride_B;
+  const float* const sin_row = sin_ptr + B_at * sin_stride_B;
+  const float* const q_part_row = q_part_ptr + B_at * q_part_stride_B + G_times_H_at * q_part_stride_G_times_H;
+  const float* const q_part_2_row = q_part_2_ptr + B_at * q_part_2_stride_B + G_times_H_at * q_part_2_stride_G_times_H;
+  __nv_bfloat16* const turned_2_row = turned_2_ptr + unknown(B_at * turned_2_stride_B + G_times_H_at * turned_2_stride_G_times_H);
+  __nv_bfloat16* const turned_3_row = turned_3_ptr + unknown(B_at * turned_3_stride_B + G_times_H_at * turned_3_stride_G_times_H);
+  const int col = lane * 4;
+
+  // pass 1 of 1: read q_part, cos, q_part_2, sin; write turned_2, turned_3
+  {
+    const Vec<float, 4> q_part_vec = load<4>(q_part_row + col);
+    const Vec<float, 4> cos_vec = load<4>(cos_row + col);
+    const Vec<float, 4> q_part_2_vec = load<4>(q_part_2_row + col);
+    const Vec<float, 4> sin_vec = load<4>(sin_row + col);
+    Vec<__nv_bfloat16, 4> turned_2_vec;
+    Vec<__nv_bfloat16, 4> turned_3_vec;
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float q_part = q_part_vec.at[j];
+      const float cos = cos_vec.at[j];
+      const float q_part_2 = q_part_2_vec.at[j];
+      const float sin = sin_vec.at[j];
+      const float q_part_times_cos = q_part * cos;
+      const float q_part_2_times_sin = q_part_2 * sin;
+      const float sub = q_part_times_cos - q_part_2_times_sin;
+      const float q_part_2_times_cos = q_part_2 * cos;
+      const float q_part_times_sin = q_part * sin;
+      const float add = q_part_2_times_cos + q_part_times_sin;
+      turned_2_vec.at[j] = __float2bfloat16_rn(sub);
+      turned_3_vec.at[j] = __float2bfloat16_rn(add);
+    }
+    if (live) store<4>(turned_2_row + col, turned_2_vec);
+    if (live) store<4>(turned_3_row + col, turned_3_vec);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+decoder_layer_keys_turned(
+    const float* __restrict__ a_cos_ptr,
+    const float* __restrict__ a_sin_ptr,
+    const int* __restrict__ a_slots_ptr,
+    const float* __restrict__ a_k__part_ptr,
+    const float* __restrict__ a_k__part_2_ptr,
+    const float* __restrict__ a_v__part_ptr,
+    const float* __restrict__ a_v__part_2_ptr,
+    __nv_bfloat16* __restrict__ a_keys_part_ptr,
+    __nv_bfloat16* __restrict__ a_keys_part_2_ptr,
+    __nv_bfloat16* __restrict__ a_values_part_ptr,
+    __nv_bfloat16* __restrict__ a_values_part_2_ptr,
+    const float* __restrict__ b_cos_ptr,
+    const float* __restrict__ b_sin_ptr,
+    const float* __restrict__ b_q_part_ptr,
+    const float* __restrict__ b_q_part_2_ptr,
+    __nv_bfloat16* __restrict__ b_turned_2_ptr,
+    __nv_bfloat16* __restrict__ b_turned_3_ptr,
+    long long blocks_a,
+    long long a_B_size,
+    long long a_H_size,
+    long long a_cos_stride_B,
+    long long a_sin_stride_B,
+    long long a_slots_stride_B,
+    long long a_k__part_stride_B,
+    long long a_k__part_stride_H,
+    long long a_k__part_2_stride_B,
+    long long a_k__part_2_stride_H,
+    long long a_v__part_stride_B,
+    long long a_v__part_stride_H,
+    long long a_v__part_2_stride_B,
+    long long a_v__part_2_stride_H,
+    long long a_keys_part_count,
+    long long a_keys_part_stride,
+    long long a_keys_part_stride_H,
+    long long a_keys_part_2_count,
+    long long a_keys_part_2_stride,
+    long long a_keys_part_2_stride_H,
+    long long a_values_part_count,
+    long long a_values_part_stride,
+    long long a_values_part_stride_H,
+    long long a_values_part_2_count,
+    long long a_values_part_2_stride,
+    long long a_values_part_2_stride_H,
+    long long b_B_size,
+    long long b_G_times_H_size,
+    long long b_cos_stride_B,
+    long long b_sin_stride_B,
+    long long b_q_part_stride_B,
+    long long b_q_part_stride_G_times_H,
+    long long b_q_part_2_stride_B,
+    long long b_q_part_2_stride_G_times_H,
+    long long b_turned_2_stride_B,
+    long long b_turned_2_stride_G_times_H,
+    long long b_turned_3_stride_B,
+    long long b_turned_3_stride_G_times_H)
+{
+  unsigned block = blockIdx.x;  // the first blocks do the first step
+  if (block < blocks_a) {
+    part_a(block, a_cos_ptr, a_sin_ptr, a_slots_ptr, a_k__part_ptr, a_k__part_2_ptr, a_v__part_ptr, a_v__part_2_ptr,
+        a_keys_part_ptr, a_keys_part_2_ptr, a_values_part_ptr, a_values_part_2_ptr, a_B_size, a_H_size, a_cos_stride_B,
+        a_sin_stride_B, a_slots_stride_B, a_k__part_stride_B, a_k__part_stride_H, a_k__part_2_stride_B,
+        a_k__part_2_stride_H, a_v__part_stride_B, a_v__part_stride_H, a_v__part_2_stride_B, a_v__part_2_stride_H,
+        a_keys_part_count, a_keys_part_stride, a_keys_part_stride_H, a_keys_part_2_count, a_keys_part_2_stride,
+        a_keys_part_2_stride_H, a_values_part_count, a_values_part_stride, a_values_part_stride_H, a_values_part_2_count,
+        a_values_part_2_stride, a_values_part_2_stride_H);
+    return;
+  }
+  block -= static_cast<unsigned>(blocks_a);
+  part_b(block, b_cos_ptr, b_sin_ptr, b_q_part_ptr, b_q_part_2_ptr, b_turned_2_ptr, b_turned_3_ptr, b_B_size,
+      b_G_times_H_size, b_cos_stride_B, b_sin_stride_B, b_q_part_stride_B, b_q_part_stride_G_times_H, b_q_part_2_stride_B,
+      b_q_part_2_stride_G_times_H, b_turned_2_stride_B, b_turned_2_stride_G_times_H, b_turned_3_stride_B,
+      b_turned_3_stride_G_times_H);
+}
