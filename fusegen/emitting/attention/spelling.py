@@ -8,88 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusegen.emitting.attention.words import AttentionWords
+from fusegen.emitting.attention.scores import LOG2E, ScoresSpeller
 from fusegen.emitting.body import Element, element_lines
-from fusegen.emitting.dialect import all_of
-from fusegen.planner.attention.parts import CHUNK, Matrix
+from fusegen.planner.attention.parts import CHUNK, AttentionPlan
 from fusegen.planner.model import Access, Load, Store
-from fusegen.planner.parts import used_by
-from fusegen.planner.pieces import stride_name
-
-LOG2E = "1.44269504f"
+from fusegen.planner.parts import Body, used_by
 
 
-class AttentionSpeller(AttentionWords):
+class AttentionSpeller(ScoresSpeller):
     """The words of one plan in one dialect; `context()` is what the template sees."""
 
-    # ---- matrices on their way to shared memory
+    plan: AttentionPlan
 
-    def matrix(self, m: Matrix, rows: bool) -> Mapping[str, Any]:
-        """How a thread brings its 16 bytes of each line. Where the threads fill whole lines, one chunk lies as many
-        lines behind the one before it, and its address differs by what is the same for all threads."""
-        plan, name, last = self.plan, m.name, len(self.dims) - 1
-        beside = m.padded // CHUNK
-        chunks = m.lines * beside
-        strides = [i for i in m.access.strided if not (rows and i == last)]
-        base = self.pointers[m.access.tensor] + "".join(
-            f" + {self.dims[i].index} * {stride_name(m.access, self.dims, i)}" for i in strides
-        )
-        ld = f"{name}_ld" if not rows else stride_name(m.access, self.dims, last) if last in m.access.strided else ""
-        base += f" + row0 * {ld}" if rows and ld else ""
-        jump = plan.threads // beside if plan.threads % beside == 0 else 0
-        passes = -(-chunks // plan.threads)
-        region = f"{name}_at + " if m is not plan.key else ""
-        if jump:
-            col, line, lines = f"{name}_col", f"{name}_row", ""
-            further = f" + v * {jump}" if passes > 1 else ""
-            declares = [
-                f"const int {line} = threadIdx.x / {beside}, {col} = threadIdx.x % {beside} * {CHUNK};",
-                f"const {self.element}* const {name}_from = {base}{f' + {line} * {ld}' if ld else ''} + {col};",
-            ]
-            first = (f"(key0{further})" if further else "key0") if not rows else further.removeprefix(" + ")
-            source = f"{name}_from" + (f" + {first} * {ld}" if ld and first else "")
-            at = line + further
-            to = f"{name}_to" + (f" + v * ({jump} * {name}_pitch * 2)" if further else "")
-            if m.copied:
-                declares.append(f"const unsigned {name}_to = ring_at + ({region}{line} * {name}_pitch + {col}) * 2;")
-        else:
-            col = at = "at"
-            declares = [f"const {self.element}* const {name}_from = {base};"]
-            lines = (
-                f"const int chunk = {'v * threads + ' if passes > 1 else ''}threadIdx.x, "
-                f"line = chunk / {beside}, at = chunk % {beside} * {CHUNK};"
-            )
-            source = f"{name}_from" + (f" + {'line' if rows else '(key0 + line)'} * {ld}" if ld else "") + " + at"
-            line = at = "line"
-            to = f"ring_at + ({region}line * {name}_pitch + at) * 2"
-        inner = f"({at})" if " " in at else at
-        place = f"({col} + j) * {name}_pitch + {at}" if m.across else f"{inner} * {name}_pitch + {col}"
-        guard = (f"{at} < {m.lines}" if jump else f"chunk < {chunks}") if chunks % plan.threads else ""
-        tests = [f"{at} < rows_here"] if rows else [f"key0 + {at} < keys"] if plan.ragged else []
-        if m.columns != m.padded:
-            tests.append(f"{col} < {m.columns}")
-        if guard and not m.copied:
-            tests.append(guard)
-        self.functions.add("copy_chunk" if m.copied else "load_chunk")
-        if not m.copied and not m.across:
-            self.functions.add("store")
-        if not m.copied and m.width > 1:
-            self.functions.add("load")
-        return {
-            "name": name,
-            "m": m,
-            "type": self.vec(plan.dtype, CHUNK),
-            "declares": declares,
-            "passes": passes,
-            "guard": guard,
-            "lines": lines,
-            "copied": f"copy_chunk<{m.width}>",
-            "load": f"load_chunk<{m.width}>",
-            "source": source,
-            "count": f"{all_of(*tests)} ? {CHUNK} : 0" if tests else str(CHUNK),
-            "place": place,
-            "to": to,
-        }
+    def __init__(self, plan: AttentionPlan) -> None:
+        super().__init__(plan)
+        self.sums = f"{plan.behind.sums}_sums"
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        return self.plan.tested, self.plan.free, self.plan.weight
 
     # ---- behind the sums
 
@@ -143,37 +80,11 @@ class AttentionSpeller(AttentionWords):
             "stores": [self.store(store.access, vector) for store in behind.stores],
         }
 
-    def moving(self, what: str, access: Access) -> str:
-        name = what if access.mode == "vector" else f"{what}_each"
-        self.functions.add(name)
-        return name
-
     def load(self, access: Access, vector: int) -> str:
         return f"{self.moving('load', access)}<{vector}>({self.at(access, 'col')})"
 
     def store(self, access: Access, vector: int) -> str:
         return f"{self.moving('store', access)}<{vector}>({self.at(access, 'col')}, {access.name}_vec);"
-
-    # ---- the block's place
-
-    def place(self) -> list[str]:
-        plan = self.plan
-        *others, rows = plan.row_dims
-        lines = [f"const long long rows = {rows.extent};"] if rows.extent != "rows" else []
-        tile = "blockIdx.x"
-        if others:
-            lines.append("const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);")
-        if others:
-            for place, dim in enumerate(others):
-                inner = " / ".join(["blockIdx.x / tiles_down", *(d.extent for d in reversed(others[place + 1 :]))])
-                lines.append(f"const long long {dim.index} = {inner}" + (f" % {dim.extent};" if place else ";"))
-            tile = "blockIdx.x % tiles_down"
-        if plan.longest_first:
-            lines.append("// the last rows first: they need the most keys")
-            tile = f"tiles_down - 1 - {tile}"
-        lines.append(f"const long long row0 = static_cast<long long>({tile}) * tile_rows;")
-        lines.append("const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;")
-        return lines
 
     def sizes(self) -> list[str]:
         plan, t = self.plan, self.plan.tile
@@ -189,11 +100,6 @@ class AttentionSpeller(AttentionWords):
             f"constexpr int {plan.query.name}_at = {plan.query_at};",
             f"constexpr int sums_stride = {plan.sums_stride};  // floats of a row of sums",
         ]
-
-    def first_lane(self) -> str:
-        """The test for one lane of those that share a row: they differ in the lowest bits, or in the highest."""
-        steps = self.slot_steps
-        return f"lane % {2 * steps[-1]} == 0" if steps[0] == 1 else f"lane < {steps[0]}"
 
     # ---- all of it
 

@@ -1,4 +1,4 @@
-"""The small texts of an AttentionPlan in one dialect: elements in memory, in registers, and the ends of masks."""
+"""The small texts of a ScoresPlan in one dialect: elements in memory, in registers, and the ends of masks."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from dataclasses import replace
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import VALUE_TYPES, Dialect, all_of
 from fusegen.language.types import DType
-from fusegen.planner.attention.parts import AttentionPlan, ElementBody, Ends, EndText
+from fusegen.planner.attention.parts import ElementBody, Ends, EndText, ScoresPlan
 from fusegen.planner.model import Access, Load, Statement
-from fusegen.planner.parts import used_by
+from fusegen.planner.parts import Body, used_by
 from fusegen.planner.pieces import stride_name
 
 
-class AttentionWords(Dialect):
-    """What every kernel of attention says of one plan."""
+class ScoresWords(Dialect):
+    """What every kernel over tiles of scores says of one plan."""
 
-    def __init__(self, plan: AttentionPlan) -> None:
+    def __init__(self, plan: ScoresPlan) -> None:
         super().__init__(plan.target.spelling)
         self.plan = plan
         self.tile = plan.tile
         self.dims = plan.row_dims
         self.pointers = {p.tensor: p.name for p in plan.params if p.kind == "pointer"}
         self.scores = f"{plan.tested.given}_sums"
-        self.sums = f"{plan.behind.sums}_sums"
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        """What is made of elements of scores, in order."""
+        return self.plan.tested, self.plan.free
 
     # ---- elements in memory
 
@@ -89,13 +93,15 @@ class AttentionWords(Dialect):
     @property
     def row_values(self) -> list[tuple[str, DType]]:
         """What elements ask for of their rows."""
-        asked = {name for body in (self.plan.tested, self.plan.free, self.plan.weight) for name in self.asked(body)}
+        asked = {name for body in self.bodies for name in self.asked(body)}
         made = [(load.value, load.dtype) for load in self.plan.row_loads]
         made += [(s.name, s.dtype) for s in self.plan.row_body]
         return [(name, dtype) for name, dtype in made if name in asked]
 
-    def asked(self, body: ElementBody) -> frozenset[str]:
-        return used_by(body.body) | {body.value}
+    def asked(self, body: Body) -> frozenset[str]:
+        """The values that a body is made of, or gives."""
+        given = {body.value} if isinstance(body, ElementBody) else {store.value for store in body.stores}
+        return used_by(body.body) | given
 
     def element_lines(self, body: ElementBody, given: str) -> list[str]:
         """From `given`, an element in registers, to the body's value."""
@@ -111,8 +117,7 @@ class AttentionWords(Dialect):
     @property
     def col_name(self) -> str:
         """What a kernel's loops call the column of the score at hand: as the chain does, where it asks for it."""
-        bodies = (self.plan.tested, self.plan.free, self.plan.weight)
-        return next((s.name for body in bodies for s in body.body if s.op.name == "col_index"), "col")
+        return next((s.name for body in self.bodies for s in body.body if s.op.name == "col_index"), "col")
 
     def operand(self, load: Load) -> str:
         """The element of an operand that belongs to the score at hand."""
@@ -128,8 +133,7 @@ class AttentionWords(Dialect):
     @property
     def element_loads(self) -> list[Load]:
         """Every operand that elements of scores and weights are made of."""
-        bodies = (self.plan.tested, self.plan.free, self.plan.weight)
-        return list({load.access.name: load for body in bodies for load in body.loads}.values())
+        return list({load.access.name: load for body in self.bodies for load in body.loads}.values())
 
     # ---- ends
 

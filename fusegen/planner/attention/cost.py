@@ -13,7 +13,7 @@ from fusegen.language.graph import Graph, Node, Tensor
 from fusegen.language.types import size_of
 from fusegen.planner.attention.masks import End, Least, Mask, Sum
 from fusegen.planner.attention.parts import AttentionTile, Matrix
-from fusegen.planner.attention.recognition import Recognized, of_row
+from fusegen.planner.attention.recognition import Recognized, Scored, of_row
 from fusegen.planner.cost import unfused_kernels
 from fusegen.planner.model import Cost, TensorTraffic, Traffic
 from fusegen.planner.pieces import arrays, bytes_of
@@ -85,7 +85,7 @@ def burden(tile: AttentionTile) -> float:
     return 1 / (1 + 16 / tile.rows + 8 / tile.keys)
 
 
-def share_needed(graph: Graph, found: Recognized, mask: Mask, rows: int, keys: int) -> float:
+def share_needed(graph: Graph, found: Scored, mask: Mask, rows: int, keys: int) -> float:
     """The share of all scores that tiles of so many rows and keys compute, at the graph's sizes, as far as the rows'
     numbers say it: row operands may hold anything."""
     count, columns = size_of(graph.shape[-2], graph.sizes), size_of(found.keys, graph.sizes)

@@ -22,7 +22,7 @@ from typing import Literal
 
 from fusegen.language.graph import Graph, Node, behind
 from fusegen.language.types import i32, size_of
-from fusegen.planner.attention.recognition import Recognized, of_row
+from fusegen.planner.attention.recognition import Scored, of_row
 from fusegen.planner.ranges import Range, ranges
 
 EXACT = 2.0**24  # whole numbers up to here are f32 values
@@ -119,7 +119,7 @@ class Mask:
         return tuple(end for end in found if end is not None)
 
 
-def mask_of(found: Recognized) -> Mask:
+def mask_of(found: Scored) -> Mask:
     """The mask of recognized attention."""
     finder = Finder(found)
     needed = finder.needed(found.logits)
@@ -133,7 +133,7 @@ def mask_of(found: Recognized) -> Mask:
 class Finder:
     """The intervals of one chain's conditions, each found once."""
 
-    def __init__(self, found: Recognized) -> None:
+    def __init__(self, found: Scored) -> None:
         self.graph: Graph = found.lowered
         self.ranges = ranges(self.graph)
         self.last = size_of(found.keys, self.graph.sizes) - 1
@@ -270,7 +270,7 @@ class Finder:
     def positive(self, node: Node) -> bool:
         return self.ranges[node].low > 0 and self.ranges[node].finite
 
-    def settled(self, found: Recognized) -> Iterator[Node]:
+    def settled(self, found: Scored) -> Iterator[Node]:
         """The largest conditions of which it is known exactly where they hold."""
         tests = {n.inputs[0] for n in found.score_body if n.op.name == "where"}
         stack = list(tests)

@@ -53,11 +53,10 @@ def axis_of(graph: Graph, use: Use, axis: int) -> int | None:
     return own
 
 
-def attention_dims(graph: Graph, layout: Layout) -> tuple[RowDim, ...]:
+def dims_of(graph: Graph, uses: tuple[Use, ...], layout: Layout) -> tuple[RowDim, ...]:
     """The leading axes, the rows of queries last and alone; others are one where every tensor moves along both or
     neither."""
     leading = range(len(graph.shape) - 1)
-    uses = attention_uses(graph)
     groups: list[list[int]] = []
     for axis in leading:
         apart = layout.split or axis == leading[-1]
@@ -81,32 +80,35 @@ def width_of(graph: Graph, layout: Layout, tensor: Tensor, most: int) -> int:
     return width
 
 
-def accesses_of(
-    found: Recognized, dims: tuple[RowDim, ...], layout: Layout, vector: int
-) -> Mapping[tuple[str, str], Access]:
-    """Each use of each tensor, by its name and place; results and what meets them move `vector` elements at a time."""
-    graph, made = found.lowered, dict[tuple[str, str], Access]()
-    names = value_names(graph)
+def behind_products(found: Recognized) -> frozenset[str]:
+    """The tensors that lie by rows and are not read element by element as scores are: results and what meets them."""
+    graph = found.lowered
     behind = set(inputs_of(graph, found.epilogue)) | set(graph.outputs)
     scored = set(inputs_of(graph, (*found.score_body, *found.weight_body)))
-    uses = attention_uses(graph)
+    return frozenset(t.name for t in behind - scored)
+
+
+def accesses_of(
+    graph: Graph, uses: tuple[Use, ...], dims: tuple[RowDim, ...], layout: Layout, together: Mapping[str, int]
+) -> Mapping[tuple[str, str], Access]:
+    """Each use of each tensor, by its name and place. Of what lies by rows, `together` elements move at a time, one
+    where it says nothing."""
+    made = dict[tuple[str, str], Access]()
+    names = value_names(graph)
     often = {u.tensor.name for u in uses if sum(o.tensor.name == u.tensor.name for o in uses) > 1}
-    for use, place in places(found, uses):
+    for use, place in places(uses):
         tensor = use.tensor
         output = any(tensor is t for t in graph.outputs)
         name = tensor.name if output else names[tensor.node]
         if tensor.name in often and place != "tile":
             name = f"{name}_{place}"
-        if use.place != "tile":
-            most = VECTOR_BYTES
-        else:
-            most = vector * tensor.dtype.bytes if tensor in behind and tensor not in scored else 0
+        most = VECTOR_BYTES if use.place != "tile" else together.get(tensor.name, 0) * tensor.dtype.bytes
         width = width_of(graph, layout, tensor, most) if most else 1
         made[tensor.name, place] = access_of(graph, dims, use, name, output, width)
     return made
 
 
-def places(found: Recognized, uses: tuple[Use, ...]) -> Iterator[tuple[Use, str]]:
+def places(uses: tuple[Use, ...]) -> Iterator[tuple[Use, str]]:
     """Each use with the word that tells it from others of its tensor."""
     for use in uses:
         if use.place != "right":
@@ -141,7 +143,7 @@ def access_of(graph: Graph, dims: tuple[RowDim, ...], use: Use, name: str, outpu
     )
 
 
-def attention_params(
+def params_by_rows(
     graph: Graph, dims: tuple[RowDim, ...], accesses: Mapping[tuple[str, str], Access]
 ) -> Iterator[Param]:
     """The kernel's arguments: operands in the spec's order, outputs, sizes of `dims`, strides of each access."""

@@ -131,15 +131,14 @@ class Behind(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionPlan(Plan):
-    """Attention as one kernel."""
+class ScoresPlan(Plan):
+    """A kernel whose blocks have some rows of queries and go over the keys, a tile of scores at a time."""
 
     attention: Graph  # as the kernel computes it
     tile: AttentionTile
     atom: Atom
     query: Matrix
     key: Matrix
-    value: Matrix
     keys: int  # T
     dtype: DType  # of all factors
     launch_body: tuple[Statement, ...]  # once a thread
@@ -147,10 +146,8 @@ class AttentionPlan(Plan):
     row_body: tuple[Statement, ...]
     tested: ElementBody
     free: ElementBody
-    weight: ElementBody
     base_2: bool  # exponentials are powers of 2 of the logits as they are
     ends: Ends
-    behind: Behind
 
     @property
     def lowered(self) -> Graph:
@@ -225,6 +222,15 @@ class AttentionPlan(Plan):
     def tests(self) -> bool:
         """Are there tiles that have to be tested, and others that have not?"""
         return self.ragged or self.ends.settles
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionPlan(ScoresPlan):
+    """Attention as one kernel."""
+
+    value: Matrix
+    weight: ElementBody
+    behind: Behind
 
     @property
     def stage_elements(self) -> int:

@@ -34,13 +34,13 @@ from fusegen.planner.rewrites import hoist_scales, share_common
 EXPONENTIALS = ("exp", "exp2")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Recognized:
-    """The parts of a chain, all nodes of `lowered`.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Scored:
+    """A chain whose rows of scores are softmaxed, all nodes of `lowered`.
 
     `scores` = query @ key^T; `logits`, made of its elements one by one; `top`, the largest of a row; `pivot`, the row
     value that is subtracted from them; `exps`, their exponentials; `total`, the sum of these, None where nothing asks
-    for it; `weights`, the exponentials as they are multiplied; `product` = weights @ value.
+    for it.
     """
 
     lowered: Graph
@@ -50,11 +50,8 @@ class Recognized:
     pivot: Node
     exps: Node
     total: Node | None
-    weights: Node
-    product: Node
     query: Tensor
     key: Tensor
-    value: Tensor
     dtype: DType  # of all factors
 
     @property
@@ -68,11 +65,6 @@ class Recognized:
         return self.scores.inputs[0].shape[-1]
 
     @property
-    def width(self) -> Size:
-        """D of the values."""
-        return self.product.shape[-1]
-
-    @property
     def carried(self) -> tuple[Node, ...]:
         """What passes over the keys leave behind, beside the second product."""
         return (self.top,) if self.total is None else (self.top, self.total)
@@ -81,21 +73,6 @@ class Recognized:
     def score_body(self) -> tuple[Node, ...]:
         """From an element of the scores to its logit, in order; what is one value a row among it."""
         return self.between(self.logits, (self.scores,))
-
-    @property
-    def weight_body(self) -> tuple[Node, ...]:
-        """From an exponential to what is multiplied."""
-        return self.between(self.weights, (self.exps, self.scores, *self.carried))
-
-    @property
-    def epilogue(self) -> tuple[Node, ...]:
-        """Behind the second product and beside it."""
-        found = {t.node for t in self.lowered.outputs}
-        stop = {self.product, *self.carried}
-        for node in reversed(self.lowered.nodes):
-            if node in found and node not in stop:
-                found.update(node.inputs)
-        return tuple(n for n in self.lowered.nodes if n in found and n not in stop)
 
     @property
     def plain_pivot(self) -> bool:
@@ -108,6 +85,38 @@ class Recognized:
             if node in found:
                 found.update(a for a in node.inputs if a not in first)
         return tuple(n for n in self.lowered.nodes if n in found)
+
+    def above_outputs(self, stop: frozenset[Node]) -> tuple[Node, ...]:
+        """What results are made of, in order, as far as `stop`."""
+        found = {t.node for t in self.lowered.outputs}
+        for node in reversed(self.lowered.nodes):
+            if node in found and node not in stop:
+                found.update(node.inputs)
+        return tuple(n for n in self.lowered.nodes if n in found and n not in stop)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Recognized(Scored):
+    """Attention: `weights`, the exponentials as they are multiplied; `product` = weights @ value."""
+
+    weights: Node
+    product: Node
+    value: Tensor
+
+    @property
+    def width(self) -> Size:
+        """D of the values."""
+        return self.product.shape[-1]
+
+    @property
+    def weight_body(self) -> tuple[Node, ...]:
+        """From an exponential to what is multiplied."""
+        return self.between(self.weights, (self.exps, self.scores, *self.carried))
+
+    @property
+    def epilogue(self) -> tuple[Node, ...]:
+        """Behind the second product and beside it."""
+        return self.above_outputs(frozenset({self.product, *self.carried}))
 
 
 def of_row(node: Node) -> bool:
@@ -166,15 +175,16 @@ class Softmax:
     total: Node | None
 
 
-def softmax_of(graph: Graph, first: Node, second: Node) -> Softmax:
-    """The one softmax between two products."""
-    above = set(behind([*second.inputs, *(t.node for t in graph.outputs)]))
+def softmax_of(graph: Graph, first: Node, second: Node | None = None) -> Softmax:
+    """The one softmax of a product, and between two of them, if there is a second."""
+    above = set(behind([*(second.inputs if second else ()), *(t.node for t in graph.outputs)]))
     reductions = [n for n in graph.reductions if n in above]
     for node in reductions:
         if node.over or first not in behind(node.inputs) or second in behind(node.inputs):
+            kernel = "two products has one softmax between them" if second else "written weights has one softmax"
             raise Unsplittable(
-                f"{node.operator} at {node.where} reduces something else than the scores; the kernel of two products "
-                "has one softmax between them, and no other reduction"
+                f"{node.operator} at {node.where} reduces something else than the scores; the kernel of {kernel}, and "
+                "no other reduction"
             )
     tops = [n for n in reductions if n.op.name == "max"]
     if len(tops) != 1:

@@ -7,15 +7,23 @@ known before it is read: whole tiles are left out, and only those that an end cu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from fusegen.language.graph import Graph, Kind, Node, behind
-from fusegen.language.naming import entry_name, value_names
+from fusegen.language.graph import Graph, Kind, Node
+from fusegen.language.naming import entry_name
 from fusegen.language.products import Unsplittable, is_computed
-from fusegen.language.types import b8, size_of
+from fusegen.language.types import size_of
 from fusegen.planner.attention.cost import estimate, registers_of
-from fusegen.planner.attention.masks import End, Least, Mask, Sum, direction, mask_of, values_of
-from fusegen.planner.attention.operands import accesses_of, attention_dims, attention_params, matrix
+from fusegen.planner.attention.drafts import ScoresDraft
+from fusegen.planner.attention.masks import Mask, mask_of
+from fusegen.planner.attention.operands import (
+    accesses_of,
+    attention_uses,
+    behind_products,
+    dims_of,
+    matrix,
+    params_by_rows,
+)
 from fusegen.planner.attention.parts import (
     CHUNK,
     AttentionPlan,
@@ -23,16 +31,15 @@ from fusegen.planner.attention.parts import (
     Behind,
     ElementBody,
     Ends,
-    EndText,
     Matrix,
     shared_bytes,
 )
-from fusegen.planner.attention.recognition import Recognized, inputs_of, is_attention, of_row, recognized
+from fusegen.planner.attention.recognition import Recognized, is_attention, of_row, recognized
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, NotFor, need_countable
-from fusegen.planner.model import Access, Cost, Layout, Load, Number, Statement, Store
-from fusegen.planner.pieces import argument, roundings, statements
-from fusegen.planner.ranges import fits, stays_inside
+from fusegen.planner.model import Access, Cost, Layout, Store
+from fusegen.planner.pieces import roundings, statements
+from fusegen.planner.ranges import fits
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 
@@ -88,8 +95,9 @@ def candidate(
     lowered, sizes = found.lowered, graph.sizes
     depth, width = (size_of(size, sizes) for size in (found.depth, found.width))
     vector = next(v for v in (8, 4, 2, 1) if width % v == 0)
-    dims = attention_dims(lowered, layout)
-    accesses = accesses_of(found, dims, layout, vector)
+    dims = dims_of(lowered, attention_uses(lowered), layout)
+    together = dict.fromkeys(behind_products(found), vector)
+    accesses = accesses_of(lowered, attention_uses(lowered), dims, layout, together)
     query = matrix(accesses[found.query.name, "left"], target, depth, tile.rows, atom.k)
     key = matrix(accesses[found.key.name, "right"], target, depth, tile.keys, atom.k)
     value = matrix(accesses[found.value.name, "values"], target, width, tile.keys, 16, values=True)
@@ -111,7 +119,7 @@ def plan_of(
     """A plan by mma.sync or MFMA, whose bodies every kernel of attention has."""
     lowered, sizes = found.lowered, graph.sizes
     query, key, value = matrices
-    width, dims = size_of(found.width, sizes), attention_dims(lowered, layout)
+    width, dims = size_of(found.width, sizes), dims_of(lowered, attention_uses(lowered), layout)
     vector = next(v for v in (8, 4, 2, 1) if width % v == 0)
     by_tensor = {name: access for (name, place), access in accesses.items() if place == "tile"}
     drawn = Draft(found, mask, by_tensor)
@@ -128,7 +136,7 @@ def plan_of(
         cols=graph.cols,
         row_dims=dims,
         accesses=tuple(accesses.values()),
-        params=tuple(attention_params(lowered, dims, accesses)),
+        params=tuple(params_by_rows(lowered, dims, accesses)),
         folded=False,
         shared_bytes=room,
         cost=cost,
@@ -169,82 +177,12 @@ def regime(tile: AttentionTile, ends: Ends, mask: Mask, drawn: Draft) -> str:
     return f"{tile.rows} queries a block of {tile.warps} warps, tiles of {tile.keys} keys, {stages}{skipped}{tested}"
 
 
-class Draft:
+class Draft(ScoresDraft):
     """The bodies of recognized attention."""
 
     def __init__(self, found: Recognized, mask: Mask, accesses: Mapping[str, Access]) -> None:
-        self.found, self.mask, self.accesses = found, mask, accesses
-        self.graph = found.lowered
-        self.names = value_names(self.graph)
-        self.launch = {n for n in self.graph.nodes if is_computed(n) and of_launch(n)}
-        self.before = [n for n in (*found.score_body, *found.weight_body) if of_row(n)]
-
-    def loads(self, nodes: Iterable[Node], rows: bool) -> tuple[Load, ...]:
-        tensors = (t for t in inputs_of(self.graph, nodes) if of_row(t.node) is rows)
-        return tuple(Load(self.accesses[t.name], self.names[t.node]) for t in tensors)
-
-    # ---------------------------------------------------------------- before the first tile
-
-    @property
-    def row_loads(self) -> tuple[Load, ...]:
-        return self.loads(self.before, rows=True)
-
-    @property
-    def launch_body(self) -> tuple[Statement, ...]:
-        return self.statements(self.ordered(self.launch), of_launch=True)
-
-    @property
-    def row_body(self) -> tuple[Statement, ...]:
-        return self.statements(self.ordered(self.before))
-
-    def statements(self, nodes: Iterable[Node], of_launch: bool = False) -> tuple[Statement, ...]:
-        """Of those nodes that are computed, and once a launch or more often."""
-        return statements(self.graph, [n for n in nodes if is_computed(n) and (n in self.launch) is of_launch])
-
-    def ordered(self, nodes: Iterable[Node]) -> list[Node]:
-        wanted = set(nodes)
-        return [n for n in self.graph.nodes if n in wanted]
-
-    # ---------------------------------------------------------------- elements
-
-    def score_body(self, settled: frozenset[Node]) -> ElementBody:
-        """From scores to logits, with the conditions in `settled` taken to hold."""
-        found = self.found
-        stands = self.stand_ins(found.score_body, settled)
-        value = stands.get(found.logits, found.logits)
-        assert value is not None
-        wanted = {value}
-        for node in reversed(self.graph.nodes):
-            if node in wanted and node is not found.scores and not of_row(node):
-                wanted.update(a for a in (stands.get(a, a) for a in node.inputs) if a is not None)
-        listed = [n for n in found.score_body if n in wanted and not of_row(n)]
-        return ElementBody(
-            given=self.names[found.scores],
-            value=self.names[value],
-            loads=self.loads(listed, rows=False),
-            body=tuple(self.resolved(n, stands) for n in listed if is_computed(n)),
-        )
-
-    def stand_ins(self, nodes: Iterable[Node], settled: frozenset[Node]) -> Mapping[Node, Node | None]:
-        """What a value is where the settled conditions hold: another value, or None for a condition that does."""
-        table: dict[Node, Node | None] = {}
-        for node in nodes:
-            if node in settled:
-                table[node] = None
-                continue
-            of = [table.get(a, a) for a in node.inputs]
-            if node.op.name == "where" and of[0] is None:
-                table[node] = of[1]
-            elif node.op.name == "logical_and" and None in of:
-                table[node] = of[1] if of[0] is None else of[0]
-        return table
-
-    def resolved(self, node: Node, stands: Mapping[Node, Node | None]) -> Statement:
-        args = []
-        for a in node.inputs:
-            other = stands.get(a, a)
-            args.append(Number(True, b8) if other is None else argument(other, self.graph))
-        return Statement(node.op, self.names[node], node.dtype, tuple(args), stays_inside(node, self.graph))
+        super().__init__(found, mask, accesses, (*found.score_body, *found.weight_body))
+        self.found = found
 
     def weight_body(self) -> ElementBody:
         found = self.found
@@ -255,29 +193,6 @@ class Draft:
             loads=self.loads(listed, rows=False),
             body=statements(self.graph, [n for n in listed if is_computed(n)]),
         )
-
-    # ---------------------------------------------------------------- ends
-
-    def ends(self) -> Ends:
-        mask = self.mask
-        above = [n for n in self.ordered(self.graph.ancestors(*values_of(mask)))]
-        return Ends(
-            row_loads=self.loads(above, rows=True),
-            row_body=self.statements(above),
-            first=self.end_text(mask.needed.first),
-            end=self.end_text(mask.needed.end),
-            free_first=self.end_text(mask.free.first),
-            free_end=self.end_text(mask.free.end),
-            direction=direction(mask, self.graph),
-        )
-
-    def end_text(self, end: End | None) -> EndText | None:
-        if end is None:
-            return None
-        if isinstance(end, Sum):
-            return EndText(tuple((self.names[node], times) for node, times in end.terms), end.plus)
-        inner = tuple(text for e in end.of if (text := self.end_text(e)) is not None)
-        return EndText(how="least" if isinstance(end, Least) else "most", of=inner)
 
     # ---------------------------------------------------------------- behind
 
@@ -306,8 +221,3 @@ class Draft:
             body=statements(graph, [n for n in listed if not of_row(n) and is_computed(n)]),
             stores=tuple(store for store, t in outputs if not of_row(t.node)),
         )
-
-
-def of_launch(node: Node) -> bool:
-    """Is it the same in all blocks: made of numbers and run-time scalars alone?"""
-    return all(not n.shape and n.op.name != "row_index" for n in behind([node]))

@@ -10,7 +10,14 @@ from fusegen.language.graph import Graph
 from fusegen.language.types import f32, size_of
 from fusegen.planner.attention.cost import estimate_wgmma
 from fusegen.planner.attention.masks import Mask, mask_of
-from fusegen.planner.attention.operands import accesses_of, attention_dims, attention_params, matrix
+from fusegen.planner.attention.operands import (
+    accesses_of,
+    attention_uses,
+    behind_products,
+    dims_of,
+    matrix,
+    params_by_rows,
+)
 from fusegen.planner.attention.parts import AttentionTile, ElementBody
 from fusegen.planner.attention.recognition import Recognized, inputs_of, of_row
 from fusegen.planner.attention.rule import checked, plan_of
@@ -61,8 +68,9 @@ def candidate(
     lowered, sizes = found.lowered, graph.sizes
     depth, width = (size_of(size, sizes) for size in (found.depth, found.width))
     vector = next(v for v in (8, 4, 2, 1) if width % v == 0)
-    dims = attention_dims(lowered, layout)
-    accesses = accesses_of(found, dims, layout, vector)
+    dims = dims_of(lowered, attention_uses(lowered), layout)
+    together = dict.fromkeys(behind_products(found), vector)
+    accesses = accesses_of(lowered, attention_uses(lowered), dims, layout, together)
     factors = (
         accesses[found.query.name, "left"],
         accesses[found.key.name, "right"],
@@ -94,7 +102,7 @@ def candidate(
         "rule": "attention_wgmma",
         "template": "attention_wgmma.cu.j2",
         "regime": regime(tile, general.regime),
-        "params": tuple(mapped(attention_params(lowered, dims, accesses), maps, dims, kept)),
+        "params": tuple(mapped(params_by_rows(lowered, dims, accesses), maps, dims, kept)),
         "tested": tested,
         "free": free,
     }

@@ -1,0 +1,121 @@
+"""A ScoresPlan's matrices and places in the words of one dialect: how tiles get into shared memory, who has which rows.
+
+Nothing is decided here. Whatever could be wrong is a field of the plan; this turns fields into C++.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusegen.emitting.attention.words import ScoresWords
+from fusegen.emitting.dialect import all_of
+from fusegen.planner.attention.parts import CHUNK, Matrix
+from fusegen.planner.model import Access
+from fusegen.planner.pieces import stride_name
+
+LOG2E = "1.44269504f"
+
+
+class ScoresSpeller(ScoresWords):
+    """What templates of kernels over tiles of scores share."""
+
+    # ---- matrices on their way to shared memory
+
+    def matrix(self, m: Matrix, rows: bool) -> Mapping[str, Any]:
+        """How a thread brings its 16 bytes of each line. Where the threads fill whole lines, one chunk lies as many
+        lines behind the one before it, and its address differs by what is the same for all threads."""
+        plan, name, last = self.plan, m.name, len(self.dims) - 1
+        beside = m.padded // CHUNK
+        chunks = m.lines * beside
+        strides = [i for i in m.access.strided if not (rows and i == last)]
+        base = self.pointers[m.access.tensor] + "".join(
+            f" + {self.dims[i].index} * {stride_name(m.access, self.dims, i)}" for i in strides
+        )
+        ld = f"{name}_ld" if not rows else stride_name(m.access, self.dims, last) if last in m.access.strided else ""
+        base += f" + row0 * {ld}" if rows and ld else ""
+        jump = plan.threads // beside if plan.threads % beside == 0 else 0
+        passes = -(-chunks // plan.threads)
+        region = f"{name}_at + " if m is not plan.key else ""
+        if jump:
+            col, line, lines = f"{name}_col", f"{name}_row", ""
+            further = f" + v * {jump}" if passes > 1 else ""
+            declares = [
+                f"const int {line} = threadIdx.x / {beside}, {col} = threadIdx.x % {beside} * {CHUNK};",
+                f"const {self.element}* const {name}_from = {base}{f' + {line} * {ld}' if ld else ''} + {col};",
+            ]
+            first = (f"(key0{further})" if further else "key0") if not rows else further.removeprefix(" + ")
+            source = f"{name}_from" + (f" + {first} * {ld}" if ld and first else "")
+            at = line + further
+            to = f"{name}_to" + (f" + v * ({jump} * {name}_pitch * 2)" if further else "")
+            if m.copied:
+                declares.append(f"const unsigned {name}_to = ring_at + ({region}{line} * {name}_pitch + {col}) * 2;")
+        else:
+            col = at = "at"
+            declares = [f"const {self.element}* const {name}_from = {base};"]
+            lines = (
+                f"const int chunk = {'v * threads + ' if passes > 1 else ''}threadIdx.x, "
+                f"line = chunk / {beside}, at = chunk % {beside} * {CHUNK};"
+            )
+            source = f"{name}_from" + (f" + {'line' if rows else '(key0 + line)'} * {ld}" if ld else "") + " + at"
+            line = at = "line"
+            to = f"ring_at + ({region}line * {name}_pitch + at) * 2"
+        inner = f"({at})" if " " in at else at
+        place = f"({col} + j) * {name}_pitch + {at}" if m.across else f"{inner} * {name}_pitch + {col}"
+        guard = (f"{at} < {m.lines}" if jump else f"chunk < {chunks}") if chunks % plan.threads else ""
+        tests = [f"{at} < rows_here"] if rows else [f"key0 + {at} < keys"] if plan.ragged else []
+        if m.columns != m.padded:
+            tests.append(f"{col} < {m.columns}")
+        if guard and not m.copied:
+            tests.append(guard)
+        self.functions.add("copy_chunk" if m.copied else "load_chunk")
+        if not m.copied and not m.across:
+            self.functions.add("store")
+        if not m.copied and m.width > 1:
+            self.functions.add("load")
+        return {
+            "name": name,
+            "m": m,
+            "type": self.vec(plan.dtype, CHUNK),
+            "declares": declares,
+            "passes": passes,
+            "guard": guard,
+            "lines": lines,
+            "copied": f"copy_chunk<{m.width}>",
+            "load": f"load_chunk<{m.width}>",
+            "source": source,
+            "count": f"{all_of(*tests)} ? {CHUNK} : 0" if tests else str(CHUNK),
+            "place": place,
+            "to": to,
+        }
+
+    def moving(self, what: str, access: Access) -> str:
+        name = what if access.mode == "vector" else f"{what}_each"
+        self.functions.add(name)
+        return name
+
+    # ---- the block's place
+
+    def place(self) -> list[str]:
+        plan = self.plan
+        *others, rows = plan.row_dims
+        lines = [f"const long long rows = {rows.extent};"] if rows.extent != "rows" else []
+        tile = "blockIdx.x"
+        if others:
+            lines.append("const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);")
+        if others:
+            for place, dim in enumerate(others):
+                inner = " / ".join(["blockIdx.x / tiles_down", *(d.extent for d in reversed(others[place + 1 :]))])
+                lines.append(f"const long long {dim.index} = {inner}" + (f" % {dim.extent};" if place else ";"))
+            tile = "blockIdx.x % tiles_down"
+        if plan.longest_first:
+            lines.append("// the last rows first: they need the most keys")
+            tile = f"tiles_down - 1 - {tile}"
+        lines.append(f"const long long row0 = static_cast<long long>({tile}) * tile_rows;")
+        lines.append("const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;")
+        return lines
+
+    def first_lane(self) -> str:
+        """The test for one lane of those that share a row: they differ in the lowest bits, or in the highest."""
+        steps = self.slot_steps
+        return f"lane % {2 * steps[-1]} == 0" if steps[0] == 1 else f"lane < {steps[0]}"
