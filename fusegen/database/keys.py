@@ -74,7 +74,10 @@ def layout_text(layout: Layout, graph: Graph) -> str:
     """`contiguous`, `split`, `unaligned=0,2`, `split unaligned=1 turned=0`: operands and then outputs by number."""
     parts = ["split"] if layout.split else []
     tensors = (*graph.inputs, *graph.outputs)
-    for word, names in (("unaligned", layout.unaligned), ("turned", layout.transposed), ("apart", layout.apart)):
+    for word, names in (
+        ("unaligned", layout.unaligned), ("turned", layout.transposed), ("apart", layout.apart),
+        ("woven", layout.woven),
+    ):  # fmt: skip
         if numbers := [str(number) for number, t in enumerate(tensors) if t.name in names]:
             parts.append(f"{word}={','.join(numbers)}")
     return " ".join(parts) or "contiguous"

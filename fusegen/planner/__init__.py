@@ -11,6 +11,7 @@ from fusegen.language.graph import Graph
 from fusegen.language.one_kernel import obstacle
 from fusegen.planner.matching import NoMatch, NotFor, need_whole_rows
 from fusegen.planner.model import Candidates, Layout, Plan, Refusal, RowPlan
+from fusegen.planner.pieces import vector_widths
 from fusegen.planner.rewrites import share_common, simplify
 from fusegen.planner.rows.elementwise import elementwise
 from fusegen.planner.rows.in_place import promising_nothing
@@ -81,13 +82,16 @@ def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Can
         return Candidates(graph, target, (), (Refusal("views", viewed, False),))
     if obstacle(graph) and (several := obstacle(share_common(graph))):  # what is written twice is one value
         return Candidates(graph, target, (), (Refusal("one kernel", str(several)),))
-    if layout.apart and (graph.products or graph.selection or column_reductions(graph)):
+    scattered = layout.apart | layout.woven
+    if scattered and (graph.products or graph.selection or column_reductions(graph)):
         does = "choose columns" if graph.selection else "reduce over rows"
         said = (
-            f"{' and '.join(sorted(layout.apart))}: the elements of a row are not next to each other, and kernels that "
+            f"{' and '.join(sorted(scattered))}: the elements of a row are not next to each other, and kernels that "
             f"{'multiply matrices' if graph.products else does} read rows whole; copy it to memory first"
         )
         return Candidates(graph, target, (), (Refusal("rows apart", said, False),))
+    if layout.interleaved and not vector_widths(graph, layout):
+        return Candidates(graph, target, (), (Refusal("interleaved", "no vector holds whole runs of all", False),))
     graph = simplify(graph)
     plans: list[Plan] = []
     refusals: list[Refusal] = []
@@ -100,6 +104,8 @@ def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Can
             plans.extend(rule(graph, target, layout))
         except NoMatch as reason:
             refusals.append(Refusal(name, str(reason), isinstance(reason, NotFor)))
+    if layout.interleaved:
+        plans = [p for p in plans if isinstance(p, RowPlan) and moves_together(p)]
     plans.sort(key=lambda p: p.cost.time_us)
     ranked: dict[str, Plan] = {}
     for found in in_place(plans, layout):
@@ -107,6 +113,24 @@ def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Can
     if plans and not ranked:
         refusals.append(Refusal("in place", "no plan has read what it would overwrite"))
     return Candidates(graph, target, tuple(ranked.values()), tuple(refusals))
+
+
+def moves_together(plan: RowPlan) -> bool:
+    """Do interleaved tensors move in whole vectors between memory and registers, and all of those that lie in one at
+    the same time?"""
+    loads = [(place, load) for place, row_pass in enumerate(plan.passes) for load in row_pass.loads]
+    if plan.in_shared or plan.bulk or plan.prefetched or plan.in_turn or plan.tail == "element" or plan.tile.remainder:
+        return False
+    if any(row_pass.blocks_of or row_pass.scans or row_pass.groups for row_pass in plan.passes):
+        return False
+    if any(load.until and load.access.interleaved for _, load in loads):
+        return False
+    times: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    for place, load in loads:
+        if load.access.interleaved:
+            times.setdefault((load.access.stem, load.access.interleaved.place), []).append((place, load.when))
+    stems = {stem for stem, _ in times}
+    return all(len({tuple(found) for (own, _), found in times.items() if own == stem}) == 1 for stem in stems)
 
 
 def in_place(plans: Iterable[Plan], layout: Layout) -> list[Plan]:

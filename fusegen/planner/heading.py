@@ -186,6 +186,9 @@ def needs(plan: Headed) -> list[str]:
         lines.append(f"{', '.join(names)}: {which} in multiples of {width} B")
         if mode in ("misaligned", "bulk"):
             lines[-1] += ", no stride below 0"
+    for stem in dict.fromkeys(a.stem for a in plan.accesses if a.interleaved):
+        woven = ", ".join(a.name for a in plan.accesses if a.stem == stem)
+        lines.append(f"{woven}: by turns the elements of one array, in the vectors of {stem}")
     shared = [a for a in plan.accesses if a.by_column and not a.strided and a.ld_axis is None and not result(a, plan)]
     shapes = [f"{a.name} {shape_text(a.shape)}" for a in shared]
     if shapes and not plan.flat:

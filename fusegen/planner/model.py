@@ -234,7 +234,7 @@ class Plan(ABC):
             groups=groups,
             dense=tuple(dense),
             dense_stride=self.cols,
-            address_bytes=1 if self.any_alignment(access) else access.vector_bytes,
+            address_bytes=1 if self.any_alignment(access) or access.led else access.vector_bytes,
             stride_bytes=access.vector_bytes if whole else 1,
             least_stride=least,
             transposable=access.transposable,

@@ -23,6 +23,8 @@ class Layout:
     the elements along their last axis but one are next to each other. `apart`: tensors whose elements along a row are
     not next to each other, as those of every other column; they move one element at a time, by a stride of their own.
     `in_place`: outputs that are written over an operand, (output, operand), which has the same memory and strides.
+    `interleaved`: tensors, several each time, that are every second (third ...) element of one array, in order: what
+    lies next to each other there is one element of each, and they move together.
     """
 
     split: bool = False
@@ -30,6 +32,12 @@ class Layout:
     transposed: frozenset[str] = frozenset()
     apart: frozenset[str] = frozenset()
     in_place: frozenset[tuple[str, str]] = frozenset()
+    interleaved: frozenset[tuple[str, ...]] = frozenset()
+
+    @property
+    def woven(self) -> frozenset[str]:
+        """All tensors that are interleaved with others."""
+        return frozenset(name for names in self.interleaved for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,16 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True)
+class Interleaved:
+    """A tensor's elements are every `count`-th of an array, from number `place` on. The others are those of other
+    tensors, and all move in the vectors, and through the pointer, of the first one, whose name is `first`."""
+
+    first: str
+    place: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     """How one tensor is read or written.
 
@@ -135,12 +153,28 @@ class Access:
     group: int = 0  # columns of the row that one of its elements is of, where it has one for each group of them
     gathered: Gathered | None = None
     anywhere: bool = False  # of its rows, every thread may read the column that a value names
+    interleaved: Interleaved | None = None
 
     @property
     def walked(self) -> tuple[int, ...]:
         """The positions in `Plan.row_dims` along which the tensor moves by a stride."""
         index = self.gathered.along if self.gathered else ()
         return tuple(dim for dim in self.strided if dim not in index)
+
+    @property
+    def stem(self) -> str:
+        """What its pointer and its vectors are called after."""
+        return self.interleaved.first if self.interleaved else self.name
+
+    @property
+    def together(self) -> int:
+        """Tensors whose elements lie in one vector."""
+        return self.interleaved.count if self.interleaved else 1
+
+    @property
+    def led(self) -> bool:
+        """Does it move with a tensor before it?"""
+        return self.interleaved is not None and self.interleaved.place > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from fusegen.planner.model import (
     Tile,
     Value,
 )
+from fusegen.planner.parts import Interleaved
 from fusegen.planner.ranges import stays_inside
 from fusegen.targets.base import Target
 
@@ -99,12 +100,20 @@ def vector_widths(graph: Graph, layout: Layout) -> tuple[int, ...]:
     widths = {VECTOR_BYTES // size for size in sizes}
     # a narrower vector may divide the row, or waste less of a short one; and what moves by single elements moves best
     # when neighbouring threads take neighbouring elements
+    widths |= {max(1, width // len(names)) for width in widths for names in layout.interleaved}
     if graph.cols % max(widths) or layout.unaligned or layout.apart:
         width = max(widths) // 2
         while width >= 1:
             widths.add(width)
             width //= 2
-    return tuple(sorted(widths, reverse=True))
+    bytes_of_one = {t.name: t.dtype.bytes for t in arrays(graph)}
+    runs = [len(names) * bytes_of_one[names[0]] for names in layout.interleaved]
+    return tuple(sorted((w for w in widths if all(is_vector(w * run) for run in runs)), reverse=True))
+
+
+def is_vector(nbytes: int) -> bool:
+    """Can a thread move so many bytes as whole vectors?"""
+    return nbytes % VECTOR_BYTES == 0 or (nbytes < VECTOR_BYTES and nbytes & (nbytes - 1) == 0)
 
 
 def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int) -> tuple[Access, ...]:
@@ -131,7 +140,11 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
         mode = "element" if picked else access_mode(graph, layout, tensor, strided, by_column, vector)
         if output and gathered and mode == "misaligned":  # blocks of a row may hold elements of others, that stay
             mode = "element"
-        width = tensor.dtype.bytes if mode == "element" else min(VECTOR_BYTES, vector * tensor.dtype.bytes)
+        woven = interleaved_with(graph, layout, tensor)
+        if woven:
+            mode = "vector"
+        together = vector * (woven.count if woven else 1)
+        width = tensor.dtype.bytes if mode == "element" else min(VECTOR_BYTES, together * tensor.dtype.bytes)
         found.append(
             Access(
                 tensor=tensor.name,
@@ -149,14 +162,26 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
                     and len(strided) == len(dims)
                     and mode == "vector"
                     and vector * tensor.dtype.bytes == VECTOR_BYTES
+                    and not woven
                 ),
                 apart=(by_column or group > 0) and tensor.name in layout.apart,
                 group=group,
                 gathered=gathered,
                 anywhere=tensor.node in anywhere,
+                interleaved=woven,
             )
         )
     return tuple(found)
+
+
+def interleaved_with(graph: Graph, layout: Layout, tensor: Tensor) -> Interleaved | None:
+    """With which others the tensor's elements lie in one vector."""
+    names = value_names(graph)
+    called = {t.name: names[t.node] for t in graph.inputs} | {t.name: t.name for t in graph.outputs}
+    for group in layout.interleaved:
+        if tensor.name in group:
+            return Interleaved(called[group[0]], group.index(tensor.name), len(group))
+    return None
 
 
 def gathered_rows(graph: Graph, tensor: Tensor, dims: tuple[RowDim, ...]) -> Gathered | None:
@@ -234,7 +259,7 @@ def stride_params(dims: tuple[RowDim, ...], found: Iterable[Access]) -> Iterator
             first = (-len(access.shape),)
             yield Param("size", access.gathered.count, access.tensor, axes=first)
             yield Param("stride", access.gathered.stride, access.tensor, axes=first)
-        for index in access.walked:
+        for index in () if access.led else access.walked:
             yield Param("stride", stride_name(access, dims, index), access.tensor, dim=index)
         if access.apart:
             yield Param("stride", element_stride_name(access), access.tensor, axes=(-1,))

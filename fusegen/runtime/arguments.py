@@ -209,7 +209,7 @@ def check_strides(plan: Plan, views: Views, named: Mapping[str, str] | None = No
         name = named.get(access.tensor, access.tensor)
         if access.transposable:
             check_matrix(name, view)
-        elif access.by_column and not access.apart and not in_line(view, -1):
+        elif access.by_column and not access.apart and not access.interleaved and not in_line(view, -1):
             raise ArgumentError(
                 f"{name} has a stride of {view.strides[-1]} elements along its last axis, "
                 f"and a kernel {'writes' if access.output else 'reads'} rows whose elements are next to each other\n"
@@ -382,7 +382,21 @@ def layout_needed(plan: Plan, views: Views, in_place: Pairs = frozenset()) -> La
     if not layout.split and any(not has_row_strides(needs, view) for needs, view in here):
         return replace(layout, split=True)
     loose = frozenset(needs.tensor for needs, view in here if not aligned(needs, view))
+    for names in layout.interleaved:
+        if loose & set(names) or not by_turns([views[name] for name in names if name in views]):
+            kept = layout.interleaved - {names}
+            return replace(layout, interleaved=kept, apart=layout.apart | set(names))
     return replace(layout, unaligned=layout.unaligned | loose)
+
+
+def by_turns(views: Sequence[ArrayView]) -> bool:
+    """Are these every so-many-th element of one array, one behind the other?"""
+    first, count = views[0], len(views)
+    return all(
+        view.strides == first.strides and view.shape == first.shape and view.strides[-1] == count
+        and view.address == first.address + place * view.dtype.bytes
+        for place, view in enumerate(views)
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- the launch

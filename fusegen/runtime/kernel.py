@@ -19,12 +19,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fusegen.errors import KernelError, RequestError
+from fusegen.errors import ArgumentError, KernelError, RequestError
 from fusegen.planner.model import Layout, Plan, Source
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import ArrayView, Place
 from fusegen.runtime.called import WIDEST, Called, fresh_view, relative_span, row_of
-from fusegen.runtime.calls import Record, Variant
+from fusegen.runtime.calls import Prepared, Record, Variant
 from fusegen.runtime.devices import Device, Launch, Loaded
 from fusegen.runtime.signatures import Signature, fast_signature
 
@@ -122,6 +122,14 @@ class Kernel(Called):
         arguments.check_dtypes(self.plan.graph, views)
         arguments.check_strides(self.plan, views)
         return sizes
+
+    def prepared(self, *given: Any) -> Prepared:
+        """Raises ArgumentError for a step of a program whose operands are parts of one array: which of its elements
+        they are is the program's to say, and no record of a call's addresses."""
+        if self.plan.layout.interleaved:
+            names = "; ".join(" and ".join(group) for group in sorted(self.plan.layout.interleaved))
+            raise ArgumentError(f"{self.name} takes elements of one array by turns, {names}: call its program")
+        return super().prepared(*given)
 
     @property
     def in_place(self) -> arguments.Pairs:
@@ -224,4 +232,5 @@ def layout_text(layout: Layout) -> str:
         parts.append(f"{' and '.join(sorted(layout.transposed))} transposed")
     if layout.apart:
         parts.append(f"elements of rows apart in {' and '.join(sorted(layout.apart))}")
+    parts += [f"{' and '.join(names)} interleaved" for names in sorted(layout.interleaved)]
     return ", ".join(parts) or "contiguous arrays"

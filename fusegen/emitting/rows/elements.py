@@ -9,8 +9,16 @@ from fusegen.emitting.rows.frame import Frame, Part
 from fusegen.emitting.rows.reducing import Reductions
 from fusegen.emitting.rows.vectors import Vectors
 from fusegen.language.graph import COUNT_ELEMENTS
-from fusegen.planner.model import Body, Keep, Load, RowPass, Store, counts
+from fusegen.planner.model import Access, Body, Keep, Load, RowPass, Store, counts
 from fusegen.planner.parts import ColumnPart
+
+
+def place_in_vector(access: Access) -> str:
+    """Where the tensor's element j is in a vector."""
+    if access.interleaved is None:
+        return "j"
+    more = f" + {access.interleaved.place}" if access.interleaved.place else ""
+    return f"{access.interleaved.count} * j{more}"
 
 
 class Elements(Part):
@@ -49,20 +57,20 @@ class Elements(Part):
         """Element j of what was read."""
         if load.access.mode == "bulk":
             return self.bulk.element(load)
-        name = f"{load.access.name}_vec"
+        name, at = f"{load.access.stem}_vec", place_in_vector(load.access)
         kept = load.when not in ("now", "prefetched") and not self.plan.in_shared
         in_array = loads_first and load.access.mode != "misaligned" and load.when != "prefetched"
         if load.when == "held":
-            return f"{name}{'[v]' * self.frame.loops()}.at[j]"
+            return f"{name}{'[v]' * self.frame.loops()}.at[{at}]"
         vector = self.vectors.kept_at(name, True) if kept else f"{name}[v]" if in_array else name
-        return f"{vector}.at[j]"
+        return f"{vector}.at[{at}]"
 
     def write(self, store: Store) -> str:
         """Element j of a result, to its vector, or to where the row is in shared memory."""
         if self.vectors.by_pairs(store):
             return f"{store.access.name}_wide[j] = {store.value};"
         placed = store.access.mode == "bulk" and store.staged
-        place = self.bulk.at(store.access) if placed else f"{store.access.name}_vec.at[j]"
+        place = self.bulk.at(store.access) if placed else f"{store.access.stem}_vec.at[{place_in_vector(store.access)}]"
         live = "if (live) " if placed and self.plan.lacks_rows else ""
         return f"{live}{place} = {self.words.stored(store)};"
 

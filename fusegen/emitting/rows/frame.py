@@ -46,7 +46,7 @@ class Frame:
 
     def vec_type(self, access: Access) -> str:
         self.uses_vec = True
-        return f"Vec<{self.words.ctype(access.dtype)}, {access.vector}>"
+        return f"Vec<{self.words.ctype(access.dtype)}, {access.vector * access.together}>"
 
     def pieces_type(self, access: Access) -> str:
         self.uses_vec = True
@@ -55,7 +55,7 @@ class Frame:
     def pointer(self, access: Access) -> str:
         """Where the tensor's row starts."""
         own = access.walked or (access.gathered and (access.by_column or access.output))
-        return f"{access.name}_row" if own and not self.plan.flat else f"{access.name}_ptr"
+        return f"{access.stem}_row" if own and not self.plan.flat else f"{access.stem}_ptr"
 
     def place(self, access: Access, col: str = "col") -> str:
         """Where the element at a column of the tensor's row is."""
@@ -255,6 +255,8 @@ class Frame:
         found: list[Mapping[str, str]] = []
         for access in self.plan.accesses:
             if not access.walked or self.plan.flat or self.plan.needs_contiguous_rows(access) or access in ahead:
+                continue
+            if access.led:
                 continue
             if access.gathered and (access.by_column or access.output):  # once its index is known
                 continue

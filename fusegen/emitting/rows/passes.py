@@ -249,9 +249,15 @@ class Passes(Part):
         arrays: list[Array] = []
         reads: list[Read] = []
         shifts: list[Shift] = []
+        woven: set[str] = set()
         for load in (*row_pass.reads, *(load for load in self.staged(row_pass) if load.when == "kept")):
-            if load.access.mode == "bulk" or load.when == "prefetched":
+            if (
+                load.access.mode == "bulk"
+                or load.when == "prefetched"
+                or (load.access.interleaved and load.access.stem in woven)
+            ):
                 continue
+            woven.add(load.access.stem)
             read, array, shift = self.read(row_pass, load, ahead)
             if array and array.name not in self.declared:
                 self.declared.add(array.name)
@@ -262,7 +268,7 @@ class Passes(Part):
 
     def read(self, row_pass: RowPass, load: Load, ahead: bool) -> tuple[Read, Array | None, Shift | None]:
         """How a vector is read, the array it is read to, and how it is made of the blocks that it lies across."""
-        staged, vector = load in self.staged(row_pass), f"{load.access.name}_vec"
+        staged, vector = load in self.staged(row_pass), f"{load.access.stem}_vec"
         from_shared = staged and (load.when == "kept" or load in self.copied(row_pass))
         misaligned = load.access.mode == "misaligned" and not from_shared
         in_register = load.when in ("keep", "ahead")
@@ -341,13 +347,13 @@ class Passes(Part):
         return [
             Output(
                 type="float" if self.vectors.by_pairs(s) else self.frame.vec_type(s.access),
-                name=f"{s.access.name}_wide[{s.access.vector}]" if self.vectors.by_pairs(s) else f"{s.access.name}_vec",
+                name=f"{s.access.name}_wide[{s.access.vector}]" if self.vectors.by_pairs(s) else f"{s.access.stem}_vec",
                 call=self.blocks.staged_call(s.access) if s.staged else self.vectors.store_of(s),
                 masked=self.elements.stored_masked(s),
                 misaligned=s.access.mode == "misaligned" and not s.staged,
             )
             for s in row_pass.stores
-            if s.access.mode != "bulk"
+            if s.access.mode != "bulk" and not s.access.led  # all that lie in one vector are written with the first
         ]
 
     def end_of_array(self, row_pass: RowPass) -> End:

@@ -27,7 +27,7 @@ class Vectors(Part):
 
     def kept_name(self, access: Access) -> str:
         """The array of a tensor's kept vectors: in registers they are where they were read to."""
-        return f"{access.name}_{'kept' if self.plan.in_shared else 'vec'}"
+        return f"{access.stem}_{'kept' if self.plan.in_shared else 'vec'}"
 
     def kept_at(self, name: str, vector: bool) -> str:
         """The element of a kept array that belongs to this thread's v and j."""
@@ -113,6 +113,9 @@ class Vectors(Part):
         ragged = self.plan.tail == "element" and not self.plan.flat and not sure
         if access.apart:
             return self.load_apart(access, ragged)
+        if access.interleaved:
+            self.words.functions.add("load")
+            return f"load<{width * access.together}>({row} + {scaled('col', access.together)})"
         if access.evict_first and (sure or self.plan.tail != "element"):
             self.words.functions.add("load_evict_first")
             return f"load_evict_first<{width}>({row} + col)"
@@ -203,7 +206,13 @@ class Vectors(Part):
         access = store.access
         blocks = any(row_pass.blocks_of for row_pass in self.plan.passes)
         plain = store.masked is None and not store.fits and not store.staged and access.mode != "bulk" and not blocks
-        return plain and not access.apart and access.vector % 2 == 0 and f"pairs_{access.dtype}" in self.functions
+        return (
+            plain
+            and not access.apart
+            and not access.interleaved
+            and access.vector % 2 == 0
+            and f"pairs_{access.dtype}" in self.functions
+        )
 
     @property
     def functions(self) -> Mapping[str, tuple[str, ...]]:
@@ -215,17 +224,20 @@ class Vectors(Part):
     def result(self, store: Store) -> str:
         """A vector of results, in the type of its tensor."""
         if not self.by_pairs(store):
-            return f"{store.access.name}_vec"
+            return f"{store.access.stem}_vec"
         self.words.functions.add(f"pairs_{store.access.dtype}")
         self.frame.uses_vec = True
         return f"{store.access.dtype}_of({store.access.name}_wide)"
 
     def store_call(self, access: Access, value: str = "") -> str:
-        row, value = self.frame.pointer(access), value or f"{access.name}_vec"
+        row, value = self.frame.pointer(access), value or f"{access.stem}_vec"
         test = all_of("live" * self.plan.stands_in, self.frame.named(access))
         width, live = access.vector, f"if ({test}) " if test else ""
         if access.apart:
             return f"{live}{self.store_apart(access, self.plan.tail == 'element')}"
+        if access.interleaved:
+            self.words.functions.add("store")
+            return f"{live}store<{width * access.together}>({row} + {scaled('col', access.together)}, {value})"
         whole_words = width * access.dtype.bytes % VECTOR_BYTES == 0
         spelled = self.plan.target.async_copies and access.mode == "vector" and whole_words
         if self.plan.persistent_rows or (self.plan.takes_turns and spelled):
@@ -252,7 +264,8 @@ class Vectors(Part):
             return []
         self.words.functions.add("leave_packed")
         kept = [load.access for load in row_pass.loads if load.when == "kept"]
-        return [f"leave_packed({self.kept_at(self.kept_name(access), True)});" for access in kept]
+        names = dict.fromkeys(map(self.kept_name, kept))
+        return [f"leave_packed({self.kept_at(name, True)});" for name in names]
 
     def from_before(self, lanes: int) -> str:
         """Word i of the block that ends the vector of the lane before, around the lanes that share a row."""

@@ -15,18 +15,38 @@ from fusegen.planner.programs.lowering import Bound, Lowered
 
 def layout_of(step: Lowered, sizes: Mapping[str, int]) -> Layout:
     """How the step's tensors lie where those they are views of are contiguous, at the chain's sizes."""
-    views = [(b, *strides_of(b, sizes)) for b in step.bounds if not b.view.is_identity]
-    apart = frozenset(b.tensor for b, shape, strides in views if shape and shape[-1] > 1 and strides[-1] != 1)
-    scattered = any(strides != contiguous(shape, strides) for _, shape, strides in views)
+    views = [(b, *place_of(b, sizes)) for b in step.bounds if not b.view.is_identity]
+    apart = frozenset(b.tensor for b, _, shape, strides in views if shape and shape[-1] > 1 and strides[-1] != 1)
+    scattered = any(strides != contiguous(shape, strides) for _, _, shape, strides in views)
     return Layout(split=scattered and not step.graph.products, apart=apart)
 
 
-def strides_of(bound: Bound, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape and the strides of a view of a contiguous array."""
+def interleaved(step: Lowered, layout: Layout, sizes: Mapping[str, int]) -> Layout:
+    """The layout with tensors that are every second (third ...) element of one array as such: all of its elements are
+    one of theirs. The same where there are none."""
+    types = {t.name: t.dtype for t in (*step.graph.inputs, *step.graph.outputs)}
+    outputs = {t.name for t in step.graph.outputs}
+    alike: dict[tuple[object, ...], dict[int, str]] = {}
+    for bound in step.bounds:
+        if bound.tensor in layout.apart:
+            first, shape, strides = place_of(bound, sizes)
+            count = max(1, strides[-1])
+            key = bound.base, bound.tensor in outputs, types[bound.tensor], shape, strides, first // count
+            alike.setdefault((count, *key), {})[first % count] = bound.tensor
+    found = {
+        tuple(tensors[place] for place in sorted(tensors))
+        for (count, *_), tensors in alike.items()
+        if len(tensors) == count
+    }
+    woven = frozenset(name for names in found for name in names)
+    return replace(layout, interleaved=frozenset(found), apart=layout.apart - woven)
+
+
+def place_of(bound: Bound, sizes: Mapping[str, int]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Where a view of a contiguous array begins, in elements, its shape and its strides."""
     base = [size_of(size, sizes) for size in bound.view.base_shape]
     lies = [math.prod(base[axis + 1 :]) for axis in range(len(base))]
-    _, shape, strides = bound.view.apply(0, lies, 1, sizes)
-    return shape, strides
+    return bound.view.apply(0, lies, 1, sizes)
 
 
 def contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ from fusegen.planner.programs.column_parts import parted
 from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
 from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step, Stored
-from fusegen.planner.programs.parts import layout_of, parts_of
+from fusegen.planner.programs.parts import interleaved, layout_of, parts_of
 from fusegen.planner.programs.product_parts import grouped
 from fusegen.planner.rewrites import share_common
 from fusegen.targets.base import Target
@@ -304,7 +304,11 @@ class Search:
         return best
 
     def plan_of(self, step: Lowered) -> Plan:
-        return plans_of(step.graph, self.target, layout_of(step, self.graph.sizes)).need()[0]
+        layout = layout_of(step, self.graph.sizes)
+        together = interleaved(step, layout, self.graph.sizes)
+        if together != layout and (found := plans_of(step.graph, self.target, together).plans):
+            return found[0]
+        return plans_of(step.graph, self.target, layout).need()[0]
 
     def least_us(self, graph: Graph) -> float:
         """What no kernels that make this can undercut: the bytes of what they read and write, and a launch."""

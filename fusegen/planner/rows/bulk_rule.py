@@ -47,7 +47,7 @@ def bulk_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Dra
     rows = [access for access in draft.accesses if access.by_column and len(access.strided) == len(draft.dims)]
     written = any(access.output for access in rows)
     lie_anywhere = draft.dims and written and any(graph.cols * access.dtype.bytes % VECTOR_BYTES for access in rows)
-    loose = layout.unaligned | layout.apart
+    loose = layout.unaligned | layout.apart | layout.woven
     if (
         graph.gathers
         or graph.scatters

@@ -540,7 +540,7 @@ def shifting(row_pass: RowPass, tile: Tile) -> float:
 
 def side_steps(access: Access) -> float:
     """What is left where a thread's next instruction reads beside its last one, between those of its neighbours."""
-    if access.vector * access.dtype.bytes > VECTOR_BYTES:
+    if access.vector * access.together * access.dtype.bytes > VECTOR_BYTES:
         return TWICE_SHARE
     return APART_SHARE if access.mode == "element" and access.vector > 1 and access.dtype.bytes < 4 else 1.0
 
@@ -555,7 +555,7 @@ def width_share(work: Work, chosen: bool = False) -> float:
     bytes_all = sum(a.dtype.bytes for a in moving)
     by_width = CHOSEN_RATE_SHARE_BY_BYTES if chosen else RATE_SHARE_BY_BYTES
     shares = [(a.dtype.bytes, by_width[a.vector_bytes] * side_steps(a)) for a in moving]
-    side_by_side = work.tile.threads_per_row * work.tile.vector * max(a.dtype.bytes for a in moving)
+    side_by_side = work.tile.threads_per_row * work.tile.vector * max(a.dtype.bytes * a.together for a in moving)
     misaligned = work.ragged and work.tile.vector > 1 and any(access.output and access.by_column for access in moving)
     more = APART_MISALIGNED_BYTES if misaligned else APART_BYTES
     next_to = (1 + more / WHOLE_BYTES) / (1 + more / side_by_side)

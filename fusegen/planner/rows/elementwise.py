@@ -40,7 +40,7 @@ def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPla
         raise NotFor(f"{graph.scans[0].operator} at {graph.scans[0].where} runs along a row; elementwise has no scans")
     if (graph.gathers or graph.scatters) and not any(graph.extents[t.node] is Extent.ELEMENT for t in graph.outputs):
         yield from row_values(graph, target, layout)
-    elif is_flat(graph) and not layout.split and not layout.apart:
+    elif is_flat(graph) and not layout.split and not layout.apart and not layout.interleaved:
         yield from flat(graph, target, layout)
     else:
         yield from tiled(graph, target, layout)

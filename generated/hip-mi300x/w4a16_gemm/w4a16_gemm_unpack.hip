@@ -3,10 +3,12 @@
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // views    unpack_part is unpack[..., 0]; unpack_part_2 is unpack[..., 1]
-// tile     tiles of rows and columns; a block of 128 threads on 1 row, 4 elements a thread
+// tile     tiles of rows and columns; a block of 128 threads on 1 row, 2 elements a thread
 // traffic  302.0 MB moved, 302.0 MB ideal, 302.0 MB unfused in 1 launch
 // floor    57.0 us at 5.3 TB/s; memory-bound at 0.33 flop/B
-// needs    rows of 4096 elements, next to each other; w: address and strides in multiples of 4 B
+// needs    rows of 4096 elements, next to each other; w: address and strides in multiples of 2 B;
+//          unpack_part, unpack_part_2: address and strides in multiples of 16 B; unpack_part,
+//          unpack_part_2: by turns the elements of one array, in the vectors of unpack_part
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -20,13 +22,10 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
 }
 
-// values col ... col + N - 1 to a row whose values are `stride` apart; what lies outside the row is left alone
+// the vector to p, which is aligned to it
 template <int N, typename T>
-__device__ __forceinline__ void store_apart(T* row, long long stride, int col, const Vec<T, N>& v, int cols = 0x7fffffff) {
-  #pragma unroll
-  for (int j = 0; j < N; ++j) {
-    if (col + j < cols) row[(col + j) * stride] = v.at[j];
-  }
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -36,36 +35,30 @@ w4a16_gemm_unpack(
     int* __restrict__ unpack_part_2_ptr,
     long long rows,
     long long w_stride,
-    long long unpack_part_stride,
-    long long unpack_part_stride_elements,
-    long long unpack_part_2_stride,
-    long long unpack_part_2_stride_elements)
+    long long unpack_part_stride)
 {
-  constexpr int tile_cols = 512;  // that a block takes
-  constexpr int row_blocks = 8;  // that share a row
+  constexpr int tile_cols = 256;  // that a block takes
+  constexpr int row_blocks = 16;  // that share a row
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= rows * row_blocks) return;  // the grid's last line is longer than what is left
   const long long row = tile / row_blocks;
   const unsigned char* const w_row = w_ptr + row * w_stride;
   int* const unpack_part_row = unpack_part_ptr + row * unpack_part_stride;
-  int* const unpack_part_2_row = unpack_part_2_ptr + row * unpack_part_2_stride;
-  const int col = static_cast<int>(tile % row_blocks) * tile_cols + lane * 4;
+  const int col = static_cast<int>(tile % row_blocks) * tile_cols + lane * 2;
 
   // pass 1 of 1: read w; write unpack_part, unpack_part_2
   {
-    const Vec<unsigned char, 4> w_vec = load<4>(w_row + col);
+    const Vec<unsigned char, 2> w_vec = load<2>(w_row + col);
     Vec<int, 4> unpack_part_vec;
-    Vec<int, 4> unpack_part_2_vec;
     #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < 2; ++j) {
       const int w = static_cast<int>(w_vec.at[j]);
       const int bit_and = w & 15;
       const int shift_right = w >> 4;
-      unpack_part_vec.at[j] = bit_and;
-      unpack_part_2_vec.at[j] = shift_right;
+      unpack_part_vec.at[2 * j] = bit_and;
+      unpack_part_vec.at[2 * j + 1] = shift_right;
     }
-    store_apart<4>(unpack_part_row, unpack_part_stride_elements, col, unpack_part_vec);
-    store_apart<4>(unpack_part_2_row, unpack_part_2_stride_elements, col, unpack_part_2_vec);
+    store<4>(unpack_part_row + col * 2, unpack_part_vec);
   }
 }
