@@ -239,9 +239,6 @@ def trips(text: Text, opened: int) -> int | None:
     return count
 
 
-OWN_ARITHMETIC = re.compile(r"const int \w+ = \w+ [-+*] \d+;|static_cast<long long>\(\w+\) [-+] \d+")
-
-
 def numbers_without_a_name(text: Text) -> Iterator[str]:
     """Numbers above LARGEST that are added to something, or multiply or divide it: sizes, strides and offsets. What is
     written in hexadecimal is a mask of bits."""
@@ -254,8 +251,6 @@ def numbers_without_a_name(text: Text) -> Iterator[str]:
             or "constexpr" in text.words[text.statement(i) : i]
         ):
             continue
-        if "Ends{" in text.line(i) or OWN_ARITHMETIC.search(text.line(i)):
-            continue  # the chain's own numbers, such as a window's
         signed = text.words[i - 1] == "-" and (text.words[i - 2] in ("(", ",", "=", "?", ":", "return"))
         if (text.words[i - 1] in ARITHMETIC and not signed) or text.words[i + 1] in ARITHMETIC:
             yield text.line(i)

@@ -98,7 +98,7 @@ ATTENTION_FRAME = frozenset(
     own_free_first multiply_keys multiply_scores multiply_values multiply_weights own_queries pairs pass_turn queries
     queries_full query_bytes query_segment round_weights rounded_pair_bf16 rounded_pair_f16 value_bytes value_segment
     values_at values_empty values_full values_lie values_ring weigh weights read_ahead stages warpgroup role tiles
-    parity staging staging_at barriers_at line_bytes""".split()  # noqa: SIM905
+    parity staging staging_at barriers_at line_bytes first_keys end_keys free_first_keys free_end_keys""".split()  # noqa: SIM905
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
 FILE_SCOPE = frozenset(
@@ -124,7 +124,7 @@ RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's ow
 MACROS = "SIMT_"  # the start of the names of the emulator's macros
 VALUE_SUFFIXES = ("_masked", "_last", "_kept", "_part", "_part_values", "_all", "_here")
 COLUMN_SUFFIXES = ("_turn",)
-ATTENTION_SUFFIXES = ("_pitch",)
+ATTENTION_SUFFIXES = ("_pitch", "_keys")
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
 
 
@@ -170,6 +170,7 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
         frame |= ATTENTION_FRAME if chained else PRODUCT_FRAME
         of_tensors, of_values = TENSOR_SUFFIXES + FACTOR_SUFFIXES, VALUE_SUFFIXES + SUM_SUFFIXES
         of_tensors += ATTENTION_SUFFIXES if chained else ()
+        of_values += ATTENTION_SUFFIXES if chained else ()
     if of_columns:
         of_values += COLUMN_SUFFIXES
     claims = Claims(frame)

@@ -11,8 +11,8 @@
 // floor    881.0 us at 312 TFLOP/s for products; compute-bound at 2048.00 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets v; out to bf16 when stored;
 //          f32 between
-// needs    D=128, T=4096; rows of all operands next to each other; q, k, v,
-//          e_times_v_times_inverse_sum: address and strides in multiples of 16 B
+// needs    D=128, T=4096; rows of all operands next to each other; q, k, v, out: address and strides in
+//          multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -135,8 +135,8 @@ attention(
     long long k_ld,
     long long v_stride_B_H,
     long long v_ld,
-    long long e_times_v_times_inverse_sum_stride_B_H,
-    long long e_times_v_times_inverse_sum_stride_S)
+    long long out_stride_B_H,
+    long long out_stride_S)
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 32;
@@ -317,16 +317,15 @@ attention(
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;
       const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
-      Vec<__nv_bfloat16, 8> e_times_v_times_inverse_sum_vec;
+      Vec<__nv_bfloat16, 8> out_vec;
       const Vec<float, 8> e_times_v_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float e_times_v = e_times_v_total.at[j];
         const float e_times_v_times_inverse_sum = e_times_v * inverse_sum;
-        e_times_v_times_inverse_sum_vec.at[j] = __float2bfloat16_rn(e_times_v_times_inverse_sum);
+        out_vec.at[j] = __float2bfloat16_rn(e_times_v_times_inverse_sum);
       }
-      store<8>(out_ptr + B_H_at * e_times_v_times_inverse_sum_stride_B_H + row * e_times_v_times_inverse_sum_stride_S
-          + col, e_times_v_times_inverse_sum_vec);
+      store<8>(out_ptr + B_H_at * out_stride_B_H + row * out_stride_S + col, out_vec);
     }
   }
 }

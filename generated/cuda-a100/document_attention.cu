@@ -16,7 +16,7 @@
 // floor    440.6 us at 312 TFLOP/s for products; compute-bound at 1024.12 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets v; out to bf16 when stored;
 //          f32 between
-// needs    D=128, T=4096; rows of all operands next to each other; q, k, v, mul: address and strides in
+// needs    D=128, T=4096; rows of all operands next to each other; q, k, v, out: address and strides in
 //          multiples of 16 B
 
 #include <cuda_bf16.h>
@@ -170,9 +170,9 @@ document_attention(
     long long v_ld,
     long long start__stride_B,
     long long start__stride_S,
-    long long mul_stride_B,
-    long long mul_stride_H,
-    long long mul_stride_S)
+    long long out_stride_B,
+    long long out_stride_H,
+    long long out_stride_S)
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 32;
@@ -413,15 +413,15 @@ document_attention(
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;
       const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
-      Vec<__nv_bfloat16, 8> mul_vec;
+      Vec<__nv_bfloat16, 8> out_vec;
       const Vec<float, 8> e_times_v_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float e_times_v = e_times_v_total.at[j];
         const float mul = e_times_v * inverse_sum;
-        mul_vec.at[j] = __float2bfloat16_rn(mul);
+        out_vec.at[j] = __float2bfloat16_rn(mul);
       }
-      store<8>(out_ptr + B_at * mul_stride_B + H_at * mul_stride_H + row * mul_stride_S + col, mul_vec);
+      store<8>(out_ptr + B_at * out_stride_B + H_at * out_stride_H + row * out_stride_S + col, out_vec);
     }
   }
 }

@@ -15,7 +15,7 @@
 // floor    192.7 us at 312 TFLOP/s for products; compute-bound at 716.90 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets v; out to bf16 when stored;
 //          f32 between
-// needs    D=128, T=4096; rows of all operands next to each other; q, k, v, mul: address and strides in
+// needs    D=128, T=4096; rows of all operands next to each other; q, k, v, out: address and strides in
 //          multiples of 16 B
 
 #include <cuda_bf16.h>
@@ -154,9 +154,9 @@ gqa_window_attention(
     long long k_ld,
     long long v_stride_B_G,
     long long v_ld,
-    long long mul_stride_B_G,
-    long long mul_stride_R,
-    long long mul_stride_S)
+    long long out_stride_B_G,
+    long long out_stride_R,
+    long long out_stride_S)
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 32;
@@ -170,11 +170,12 @@ gqa_window_attention(
   const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
 
   // what the mask leaves of a row's keys
+  constexpr long long first_keys = 1023;
   struct Ends { long long first, end, free_first, free_end; };
   const auto ends_of = [&](long long row) {
     const int row_ = static_cast<int>(row);
-    return Ends{static_cast<long long>(row_) - 1023, static_cast<long long>(row_)
-        + 1, static_cast<long long>(row_) - 1023, static_cast<long long>(row_) + 1};
+    return Ends{static_cast<long long>(row_) - first_keys, static_cast<long long>(row_)
+        + 1, static_cast<long long>(row_) - first_keys, static_cast<long long>(row_) + 1};
   };
   const Ends top_ends = ends_of(row0), last_ends = ends_of(row0 + rows_here - 1);
   const int first_key = within_keys(least(top_ends.first, last_ends.first)) / tile_keys * tile_keys;
@@ -226,7 +227,8 @@ gqa_window_attention(
     const int m = warp_row + lane / 4 + r * 8;
     const long long row = row0 + (m < rows_here ? m : rows_here - 1);
     const int row_ = static_cast<int>(row);
-    const int sub = row_ - 1024;
+    constexpr int sub_keys = 1024;
+    const int sub = row_ - sub_keys;
     row__here[r] = row_;
     sub_here[r] = sub;
   }
@@ -378,15 +380,15 @@ gqa_window_attention(
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;
       const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
-      Vec<__nv_bfloat16, 8> mul_vec;
+      Vec<__nv_bfloat16, 8> out_vec;
       const Vec<float, 8> e_times_v_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float e_times_v = e_times_v_total.at[j];
         const float mul = e_times_v * inverse_sum;
-        mul_vec.at[j] = __float2bfloat16_rn(mul);
+        out_vec.at[j] = __float2bfloat16_rn(mul);
       }
-      store<8>(out_ptr + B_G_at * mul_stride_B_G + R_at * mul_stride_R + row * mul_stride_S + col, mul_vec);
+      store<8>(out_ptr + B_G_at * out_stride_B_G + R_at * out_stride_R + row * out_stride_S + col, out_vec);
     }
   }
 }

@@ -15,7 +15,7 @@
 // floor    60.8 us at 989 TFLOP/s for products; compute-bound at 716.90 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets v; out to bf16 when stored;
 //          f32 between
-// needs    D=128, T=4096; rows of all operands next to each other; q, k, v, mul: address and strides in
+// needs    D=128, T=4096; rows of all operands next to each other; q, k, v, out: address and strides in
 //          multiples of 16 B
 
 #include <cuda_bf16.h>
@@ -118,12 +118,19 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned from,
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
       :: "l"(&map), "r"(from), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// waits until all but the last Pending boxes of this thread have been read
+template <int Pending>
+__device__ __forceinline__ void wait_stores() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(Pending) : "memory");
 }
 
 // four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
-__device__ __forceinline__ void store_matrices(unsigned to, const unsigned (&pairs)[4]) {
+__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-               :: "r"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
+               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // two numbers, rounded, in one register
@@ -225,7 +232,7 @@ gqa_window_attention(
     const __grid_constant__ CUtensorMap q_map,
     const __grid_constant__ CUtensorMap k_map,
     const __grid_constant__ CUtensorMap v_map,
-    const __grid_constant__ CUtensorMap mul_map,
+    const __grid_constant__ CUtensorMap out_map,
     long long B_G_size,
     long long R_size,
     long long S_size)
@@ -265,11 +272,12 @@ gqa_window_attention(
   const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
 
   // what the mask leaves of a row's keys
+  constexpr long long first_keys = 1023;
   struct Ends { long long first, end, free_first, free_end; };
   const auto ends_of = [&](long long row) {
     const int row_ = static_cast<int>(row);
-    return Ends{static_cast<long long>(row_) - 1023, static_cast<long long>(row_)
-        + 1, static_cast<long long>(row_) - 1023, static_cast<long long>(row_) + 1};
+    return Ends{static_cast<long long>(row_) - first_keys, static_cast<long long>(row_)
+        + 1, static_cast<long long>(row_) - first_keys, static_cast<long long>(row_) + 1};
   };
   const Ends top_ends = ends_of(row0), last_ends = ends_of(row0 + rows_here - 1);
   const int first_key = within_keys(least(top_ends.first, last_ends.first)) / tile_keys * tile_keys;
@@ -323,7 +331,8 @@ gqa_window_attention(
       const int m = warp_row + lane / 4 + r * 8;
       const long long row = row0 + (m < rows_here ? m : rows_here - 1);
       const int row_ = static_cast<int>(row);
-      const int sub = row_ - 1024;
+      constexpr int sub_keys = 1024;
+      const int sub = row_ - sub_keys;
       row__here[r] = row_;
       sub_here[r] = sub;
     }
@@ -446,7 +455,7 @@ gqa_window_attention(
     if (own == 0) asm volatile("bar.sync 1, 256;" ::: "memory");
 
     // what is made of the sums: the four lanes of a row have a pair of columns each, of every 8 columns
-    unsigned mul_words[32];  // of a thread's two rows, by turns
+    unsigned out_words[32];  // of a thread's two rows, by turns
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
       #pragma unroll
@@ -457,14 +466,14 @@ gqa_window_attention(
       const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
       #pragma unroll
       for (int n = 0; n < 16; ++n) {
-        float mul_pair[2];
+        float out_pair[2];
         #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const float e_times_v = e_times_v_sums[n * 4 + r * 2 + j];
           const float mul = e_times_v * inverse_sum;
-          mul_pair[j] = mul;
+          out_pair[j] = mul;
         }
-        mul_words[n * 2 + r] = rounded_pair_bf16(mul_pair[0], mul_pair[1]);
+        out_words[n * 2 + r] = rounded_pair_bf16(out_pair[0], out_pair[1]);
       }
     }
 
@@ -474,19 +483,18 @@ gqa_window_attention(
       const unsigned staging = queries + staging_at + warp_row * line_bytes;
       #pragma unroll
       for (int n = 0; n < 16; n += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
-        const unsigned pairs[4] = { mul_words[n * 2], mul_words[n * 2 + 1], mul_words[n * 2 + 2], mul_words[n * 2 + 3] };
         store_matrices(
-            staging + n / 8 * (tile_rows * line_bytes) + lane % 16 * line_bytes + (((n % 8 + lane / 16) ^ lane % 8) << 4), pairs);
+            staging + n / 8 * (tile_rows * line_bytes) + lane % 16 * line_bytes + (((n % 8 + lane / 16) ^ lane % 8) << 4),
+            out_words[n * 2], out_words[n * 2 + 1], out_words[n * 2 + 2], out_words[n * 2 + 3]);
       }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
       __syncwarp();
       if (lane == 0 && warp_row < rows_here) {
-        store_box(mul_map, staging, 0, static_cast<int>(row0) + warp_row, static_cast<int>(R_at), static_cast<int>(B_G_at));
-        store_box(mul_map, staging + query_segment, 64, static_cast<int>(row0)
+        store_box(out_map, staging, 0, static_cast<int>(row0) + warp_row, static_cast<int>(R_at), static_cast<int>(B_G_at));
+        store_box(out_map, staging + query_segment, 64, static_cast<int>(row0)
             + warp_row, static_cast<int>(R_at), static_cast<int>(B_G_at));
-        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
       }
     }
-    if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    if (lane == 0) wait_stores<0>();
   }
 }

@@ -16,8 +16,8 @@
 // floor    138.9 us at 989 TFLOP/s for products; compute-bound at 1024.25 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets v; out to bf16 when stored;
 //          f32 between
-// needs    D=64, T=4096; rows of all operands next to each other; q, k, v, quotient: address and
-//          strides in multiples of 16 B
+// needs    D=64, T=4096; rows of all operands next to each other; q, k, v, out: address and strides in
+//          multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -116,12 +116,19 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned from,
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
       :: "l"(&map), "r"(from), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// waits until all but the last Pending boxes of this thread have been read
+template <int Pending>
+__device__ __forceinline__ void wait_stores() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(Pending) : "memory");
 }
 
 // four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
-__device__ __forceinline__ void store_matrices(unsigned to, const unsigned (&pairs)[4]) {
+__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-               :: "r"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
+               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // two numbers, rounded, in one register
@@ -209,7 +216,7 @@ sink_attention(
     const __grid_constant__ CUtensorMap k_map,
     const __grid_constant__ CUtensorMap v_map,
     const float* __restrict__ sink_ptr,
-    const __grid_constant__ CUtensorMap quotient_map,
+    const __grid_constant__ CUtensorMap out_map,
     long long B_size,
     long long H_size,
     long long S_size,
@@ -421,7 +428,7 @@ sink_attention(
     if (own == 0) asm volatile("bar.sync 1, 256;" ::: "memory");
 
     // what is made of the sums: the four lanes of a row have a pair of columns each, of every 8 columns
-    unsigned quotient_words[16];  // of a thread's two rows, by turns
+    unsigned out_words[16];  // of a thread's two rows, by turns
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
       #pragma unroll
@@ -437,14 +444,14 @@ sink_attention(
       const float add = sum_of_e + exp_;
       #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        float quotient_pair[2];
+        float out_pair[2];
         #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const float e_times_v = e_times_v_sums[n * 4 + r * 2 + j] * brought;
           const float quotient = e_times_v / add;
-          quotient_pair[j] = quotient;
+          out_pair[j] = quotient;
         }
-        quotient_words[n * 2 + r] = rounded_pair_bf16(quotient_pair[0], quotient_pair[1]);
+        out_words[n * 2 + r] = rounded_pair_bf16(out_pair[0], out_pair[1]);
       }
     }
 
@@ -454,18 +461,16 @@ sink_attention(
       const unsigned staging = queries + staging_at + warp_row * line_bytes;
       #pragma unroll
       for (int n = 0; n < 8; n += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
-        const unsigned pairs[4] = { quotient_words[n * 2], quotient_words[n * 2 + 1], quotient_words[n * 2 + 2], quotient_words[n * 2
-            + 3] };
         store_matrices(
-            staging + n / 8 * (tile_rows * line_bytes) + lane % 16 * line_bytes + (((n % 8 + lane / 16) ^ lane % 8) << 4), pairs);
+            staging + n / 8 * (tile_rows * line_bytes) + lane % 16 * line_bytes + (((n % 8 + lane / 16) ^ lane % 8) << 4),
+            out_words[n * 2], out_words[n * 2 + 1], out_words[n * 2 + 2], out_words[n * 2 + 3]);
       }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
       __syncwarp();
       if (lane == 0 && warp_row < rows_here) {
-        store_box(quotient_map, staging, 0, static_cast<int>(row0) + warp_row, static_cast<int>(H_at), static_cast<int>(B_at));
-        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        store_box(out_map, staging, 0, static_cast<int>(row0) + warp_row, static_cast<int>(H_at), static_cast<int>(B_at));
       }
     }
-    if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    if (lane == 0) wait_stores<0>();
   }
 }

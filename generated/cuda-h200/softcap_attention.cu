@@ -13,8 +13,8 @@
 // floor    69.5 us at 989 TFLOP/s for products; compute-bound at 1024.25 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets v; out to bf16 when stored;
 //          f32 between
-// needs    D=128, T=4096; rows of all operands next to each other; q, k, v,
-//          e_times_v_times_inverse_sum: address and strides in multiples of 16 B
+// needs    D=128, T=4096; rows of all operands next to each other; q, k, v, out: address and strides in
+//          multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -123,12 +123,19 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned from,
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
       :: "l"(&map), "r"(from), "r"(x), "r"(y), "r"(z) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// waits until all but the last Pending boxes of this thread have been read
+template <int Pending>
+__device__ __forceinline__ void wait_stores() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(Pending) : "memory");
 }
 
 // four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
-__device__ __forceinline__ void store_matrices(unsigned to, const unsigned (&pairs)[4]) {
+__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-               :: "r"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
+               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // two numbers, rounded, in one register
@@ -230,7 +237,7 @@ softcap_attention(
     const __grid_constant__ CUtensorMap q_map,
     const __grid_constant__ CUtensorMap k_map,
     const __grid_constant__ CUtensorMap v_map,
-    const __grid_constant__ CUtensorMap e_times_v_times_inverse_sum_map,
+    const __grid_constant__ CUtensorMap out_map,
     long long B_H_size,
     long long S_size)
 {
@@ -446,7 +453,7 @@ softcap_attention(
     if (own == 0) asm volatile("bar.sync 1, 256;" ::: "memory");
 
     // what is made of the sums: the four lanes of a row have a pair of columns each, of every 8 columns
-    unsigned e_times_v_times_inverse_sum_words[32];  // of a thread's two rows, by turns
+    unsigned out_words[32];  // of a thread's two rows, by turns
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
       #pragma unroll
@@ -457,15 +464,14 @@ softcap_attention(
       const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
       #pragma unroll
       for (int n = 0; n < 16; ++n) {
-        float e_times_v_times_inverse_sum_pair[2];
+        float out_pair[2];
         #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const float e_times_v = e_times_v_sums[n * 4 + r * 2 + j];
           const float e_times_v_times_inverse_sum = e_times_v * inverse_sum;
-          e_times_v_times_inverse_sum_pair[j] = e_times_v_times_inverse_sum;
+          out_pair[j] = e_times_v_times_inverse_sum;
         }
-        e_times_v_times_inverse_sum_words[n * 2
-            + r] = rounded_pair_bf16(e_times_v_times_inverse_sum_pair[0], e_times_v_times_inverse_sum_pair[1]);
+        out_words[n * 2 + r] = rounded_pair_bf16(out_pair[0], out_pair[1]);
       }
     }
 
@@ -475,20 +481,17 @@ softcap_attention(
       const unsigned staging = queries + staging_at + warp_row * line_bytes;
       #pragma unroll
       for (int n = 0; n < 16; n += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
-        const unsigned pairs[4] = { e_times_v_times_inverse_sum_words[n * 2], e_times_v_times_inverse_sum_words[n * 2
-            + 1], e_times_v_times_inverse_sum_words[n * 2 + 2], e_times_v_times_inverse_sum_words[n * 2 + 3] };
         store_matrices(
-            staging + n / 8 * (tile_rows * line_bytes) + lane % 16 * line_bytes + (((n % 8 + lane / 16) ^ lane % 8) << 4), pairs);
+            staging + n / 8 * (tile_rows * line_bytes) + lane % 16 * line_bytes + (((n % 8 + lane / 16) ^ lane % 8) << 4),
+            out_words[n * 2], out_words[n * 2 + 1], out_words[n * 2 + 2], out_words[n * 2 + 3]);
       }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
       __syncwarp();
       if (lane == 0 && warp_row < rows_here) {
-        store_box(e_times_v_times_inverse_sum_map, staging, 0, static_cast<int>(row0) + warp_row, static_cast<int>(B_H_at));
-        store_box(e_times_v_times_inverse_sum_map, staging + query_segment, 64, static_cast<int>(row0)
-            + warp_row, static_cast<int>(B_H_at));
-        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        store_box(out_map, staging, 0, static_cast<int>(row0) + warp_row, static_cast<int>(B_H_at));
+        store_box(out_map, staging + query_segment, 64, static_cast<int>(row0) + warp_row, static_cast<int>(B_H_at));
       }
     }
-    if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    if (lane == 0) wait_stores<0>();
   }
 }

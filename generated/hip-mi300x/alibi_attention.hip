@@ -15,8 +15,8 @@
 // floor    105.1 us at 1307 TFLOP/s for products; compute-bound at 1024.25 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets v; out to bf16 when stored;
 //          f32 between
-// needs    D=128, T=4096; rows of all operands next to each other; q, k, v,
-//          e_times_v_times_inverse_sum: address and strides in multiples of 16 B
+// needs    D=128, T=4096; rows of all operands next to each other; q, k, v, out: address and strides in
+//          multiples of 16 B
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -139,9 +139,9 @@ alibi_attention(
     long long v_stride_H,
     long long v_ld,
     long long slope_stride_H,
-    long long e_times_v_times_inverse_sum_stride_B,
-    long long e_times_v_times_inverse_sum_stride_H,
-    long long e_times_v_times_inverse_sum_stride_S)
+    long long out_stride_B,
+    long long out_stride_H,
+    long long out_stride_S)
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
@@ -366,16 +366,15 @@ alibi_attention(
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;
       const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
-      Vec<__bf16, 8> e_times_v_times_inverse_sum_vec;
+      Vec<__bf16, 8> out_vec;
       const Vec<float, 8> e_times_v_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float e_times_v = e_times_v_total.at[j];
         const float e_times_v_times_inverse_sum = e_times_v * inverse_sum;
-        e_times_v_times_inverse_sum_vec.at[j] = static_cast<__bf16>(e_times_v_times_inverse_sum);
+        out_vec.at[j] = static_cast<__bf16>(e_times_v_times_inverse_sum);
       }
-      store<8>(out_ptr + B_at * e_times_v_times_inverse_sum_stride_B + H_at * e_times_v_times_inverse_sum_stride_H
-          + row * e_times_v_times_inverse_sum_stride_S + col, e_times_v_times_inverse_sum_vec);
+      store<8>(out_ptr + B_at * out_stride_B + H_at * out_stride_H + row * out_stride_S + col, out_vec);
     }
   }
 }

@@ -15,8 +15,8 @@
 // floor    105.1 us at 1307 TFLOP/s for products; compute-bound at 1020.26 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets v; out0 to bf16 when
 //          stored; f32 between
-// needs    D=128, T=4096; rows of all operands next to each other; q, k, v,
-//          e_times_v_times_inverse_sum: address and strides in multiples of 16 B
+// needs    D=128, T=4096; rows of all operands next to each other; q, k, v, out0: address and strides
+//          in multiples of 16 B
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -150,8 +150,8 @@ causal_attention(
     long long k_ld,
     long long v_stride_B_H,
     long long v_ld,
-    long long e_times_v_times_inverse_sum_stride_B_H,
-    long long e_times_v_times_inverse_sum_stride_S,
+    long long out0_stride_B_H,
+    long long out0_stride_S,
     long long logsumexp_stride_B_H,
     long long logsumexp_stride_S)
 {
@@ -370,16 +370,15 @@ causal_attention(
       const float add = pivot + log_;
       const float logsumexp = top_is_inf ? INFINITY : add;
       if (col == 0) *(logsumexp_ptr + B_H_at * logsumexp_stride_B_H + row * logsumexp_stride_S) = logsumexp;
-      Vec<__bf16, 8> e_times_v_times_inverse_sum_vec;
+      Vec<__bf16, 8> out0_vec;
       const Vec<float, 8> e_times_v_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float e_times_v = e_times_v_total.at[j];
         const float e_times_v_times_inverse_sum = e_times_v * inverse_sum;
-        e_times_v_times_inverse_sum_vec.at[j] = static_cast<__bf16>(e_times_v_times_inverse_sum);
+        out0_vec.at[j] = static_cast<__bf16>(e_times_v_times_inverse_sum);
       }
-      store<8>(out0_ptr + B_H_at * e_times_v_times_inverse_sum_stride_B_H + row * e_times_v_times_inverse_sum_stride_S
-          + col, e_times_v_times_inverse_sum_vec);
+      store<8>(out0_ptr + B_H_at * out0_stride_B_H + row * out0_stride_S + col, out0_vec);
     }
   }
 }

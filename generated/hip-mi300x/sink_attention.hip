@@ -16,8 +16,8 @@
 // floor    105.1 us at 1307 TFLOP/s for products; compute-bound at 1024.25 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets v; out to bf16 when stored;
 //          f32 between
-// needs    D=64, T=4096; rows of all operands next to each other; q, k, v, quotient: address and
-//          strides in multiples of 16 B
+// needs    D=64, T=4096; rows of all operands next to each other; q, k, v, out: address and strides in
+//          multiples of 16 B
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -145,9 +145,9 @@ sink_attention(
     long long v_stride_H,
     long long v_ld,
     long long sink_stride_H,
-    long long quotient_stride_B,
-    long long quotient_stride_H,
-    long long quotient_stride_S)
+    long long out_stride_B,
+    long long out_stride_H,
+    long long out_stride_S)
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
@@ -362,15 +362,15 @@ sink_attention(
       const float sink_minus_pivot = sink - pivot;
       const float exp_ = exponential(sink_minus_pivot);
       const float add = sum_of_e + exp_;
-      Vec<__bf16, 8> quotient_vec;
+      Vec<__bf16, 8> out_vec;
       const Vec<float, 8> e_times_v_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float e_times_v = e_times_v_total.at[j] * brought;
         const float quotient = e_times_v / add;
-        quotient_vec.at[j] = static_cast<__bf16>(quotient);
+        out_vec.at[j] = static_cast<__bf16>(quotient);
       }
-      store<8>(out_ptr + B_at * quotient_stride_B + H_at * quotient_stride_H + row * quotient_stride_S + col, quotient_vec);
+      store<8>(out_ptr + B_at * out_stride_B + H_at * out_stride_H + row * out_stride_S + col, out_vec);
     }
   }
 }

@@ -13,13 +13,12 @@ from typing import Any
 from fusegen.emitting.attention.spelling import AttentionSpeller
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import float_text
+from fusegen.emitting.hopper import box_functions, wgmma
 from fusegen.language.types import bf16
 from fusegen.planner.attention.wgmma import LINE_ELEMENTS, Boxes, WgmmaAttentionPlan
 from fusegen.planner.model import Access, Load, Store
 from fusegen.planner.parts import used_by
 from fusegen.planner.tile import LINE_BYTES
-
-COORDINATES = ("x", "y", "z", "w", "v")
 
 
 class WgmmaAttentionSpeller(AttentionSpeller):
@@ -93,7 +92,7 @@ class WgmmaAttentionSpeller(AttentionSpeller):
 
     def copies(self, found: Boxes, what: str, ring: str, arrived: str, line: str) -> list[str]:
         """One tensor copy for each 64 columns."""
-        self.axes["copy_box"].add(2 + len(found.others))
+        self.moved.add(("copy_box", 2 + len(found.others)))
         return [
             f"copy_box({ring}{segment(f'{what}_segment', s)}, {found.name}_map, {arrived}, "
             f"{self.coordinates(found, s, line)});"
@@ -102,29 +101,12 @@ class WgmmaAttentionSpeller(AttentionSpeller):
 
     def box_stores(self, access: Access) -> list[str]:
         found = self.plan.stored[access.tensor]
-        self.axes["store_box"].add(2 + len(found.others))
+        self.moved.add(("store_box", 2 + len(found.others)))
         line = "static_cast<int>(row0) + warp_row"
         return [
             f"store_box({found.name}_map, staging{segment('query_segment', s)}, {self.coordinates(found, s, line)});"
             for s in range(found.segments)
         ]
-
-    def box_functions(self) -> Mapping[str, list[Mapping[str, Any]]]:
-        """The functions that move boxes, each for as many axes as some tensor has."""
-        made: dict[str, list[Mapping[str, Any]]] = {}
-        for name, counts in self.axes.items():
-            first = 2 if name == "store_box" else 3
-            made[name] = [
-                {
-                    "axes": axes,
-                    "names": ", ".join(COORDINATES[:axes]),
-                    "parameters": ", ".join(f"int {n}" for n in COORDINATES[:axes]),
-                    "braced": f"{{{', '.join(f'%{first + i}' for i in range(axes))}}}",
-                    "operands": ", ".join(f'"r"({n})' for n in COORDINATES[:axes]),
-                }
-                for axes in sorted(counts)
-            ]
-        return made
 
     # ---- instructions
 
@@ -134,33 +116,9 @@ class WgmmaAttentionSpeller(AttentionSpeller):
         scores = f"scores of 64 queries and {keys} keys: queries @ keys^T, 16 along K, added or put in their place"
         weights = f"sums of 64 queries and {columns} columns += weights @ values, 16 keys; weights come from registers"
         return [
-            self.multiply("multiply_scores", plan.scores_each, False, scores),
-            self.multiply("multiply_weights", plan.sums_each, True, weights),
+            wgmma("multiply_scores", scores, plan.atom, keys, ", 0, 0", registers=False),
+            wgmma("multiply_weights", weights, plan.atom, columns, ", 1", registers=True, always_adds=True),
         ]
-
-    def multiply(self, name: str, count: int, registers: bool, what: str) -> Mapping[str, Any]:
-        """One wgmma: its registers by number are the sums, the left factor or its descriptor, the right one's, add."""
-        left = [f"%{count + i}" for i in range(4 if registers else 1)]
-        rows = [range(first, min(first + 16, count)) for first in range(0, count, 16)]
-        fours = [range(first, min(first + 4, count)) for first in range(0, count, 4)]
-        given = [f'"r"(left[{i}])' for i in range(4)] if registers else ['"l"(left)']
-        add = [] if registers else ['"r"(static_cast<int>(add))']
-        return {
-            "name": name,
-            "what": what,
-            "count": count,
-            "cols": count * 2,
-            "left": "const unsigned (&left)[4]" if registers else "unsigned long long left",
-            "adds": registers,
-            "add": "1" if registers else f"%{count + len(left) + 1}",
-            "sums": [", ".join(f"%{i}" for i in row) + (", " if row.stop < count else "") for row in rows],
-            "factors": f"{'{' + ', '.join(left) + '}' if registers else left[0]}, %{count + len(left)}",
-            "outputs": [
-                ", ".join(f'"+f"(sums[{i}])' for i in four) + ("," if four.stop < count else "") for four in fours
-            ],
-            "inputs": ", ".join([*given, '"l"(right)', *add]),
-            "transposed": ", 1" if registers else ", 0, 0",
-        }
 
     # ---- behind the sums
 
@@ -255,7 +213,7 @@ class WgmmaAttentionSpeller(AttentionSpeller):
 
     def context(self) -> dict[str, Any]:
         plan = self.plan
-        self.axes: dict[str, set[int]] = {"copy_box": set(), "store_box": set()}
+        self.moved: set[tuple[str, int]] = set()  # functions that move boxes, and of how many axes
         self.pairs = {f"pair_{plan.dtype.name}"}
         self.functions.update(("larger", "power_of_2"))
         self.constants.add("INFINITY")
@@ -289,13 +247,13 @@ class WgmmaAttentionSpeller(AttentionSpeller):
             "key_range": key_range,
             "met": len(self.named_ends(plan.ends)) if plan.meets else 0,
             "copies": copies,
-            "box_functions": self.box_functions(),
+            "box_functions": box_functions(self.moved),
+            "boxes": bool(behind["boxes"]),
             "multiplies": self.multiplies(),
             "pairs": [
                 {"name": f"rounded_{kind}", "body": self.spelling.functions[kind]} for kind in sorted(self.pairs)
             ],
             "rounded": f"rounded_pair_{plan.dtype.name}",
-            "type": plan.atom.word,
             "ahead": ahead,
             "pair_col": plan.atom.fragment.col_text(("n", 2)),
             "row_setup": row_setup,

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import VALUE_TYPES, Dialect, all_of
-from fusegen.language.types import DType
+from fusegen.language.types import DType, i32
 from fusegen.planner.attention.parts import ElementBody, Ends, EndText, ScoresPlan
 from fusegen.planner.model import Access, Load, Statement
-from fusegen.planner.parts import Body, used_by
+from fusegen.planner.parts import Body, Number, Value, used_by
 from fusegen.planner.pieces import stride_name
+
+FEW_KEYS = 64  # numbers of keys up to this one need no name
 
 
 class ScoresWords(Dialect):
@@ -60,6 +62,21 @@ class ScoresWords(Dialect):
 
     def row_lines(self, loads: Iterable[Load], body: Iterable[Statement]) -> list[str]:
         return [*map(self.row_value, loads), *self.statements(body)]
+
+    def statements(self, body: Iterable[Statement], col: str = "col + j") -> list[str]:
+        """As everywhere, but that large numbers which are added to places have names, such as a window's keys."""
+        lines: list[str] = []
+        for s in body:
+            if s.op.name in ("add", "sub") and s.dtype is i32 and s.exact:
+                args = []
+                for arg in s.args:
+                    if isinstance(arg, Number) and abs(arg.value) > FEW_KEYS:
+                        lines.append(f"constexpr int {s.name}_keys = {self.argument(arg)};")
+                        arg = Value(f"{s.name}_keys", arg.dtype)
+                    args.append(arg)
+                s = replace(s, args=tuple(args))
+            lines.append(self.statement(s, col))
+        return lines
 
     # ---- rows in registers
 
@@ -143,8 +160,10 @@ class ScoresWords(Dialect):
         named = self.named_ends(ends)
         if not named:
             return []
-        values = ", ".join(self.end_text(text) for _, text in named)
+        far: dict[int, str] = {}
+        values = ", ".join(self.end_text(text, name, far) for name, text in named)
         return [
+            *(f"constexpr long long {name} = {number};" for number, name in far.items()),
             f"struct Ends {{ long long {', '.join(name for name, _ in named)}; }};",
             f"const auto ends_of = [&]({'long long row' if self.ends_move else ''}) {{",
             *(f"  {line}" for line in self.row_lines(ends.row_loads, ends.row_body)),
@@ -160,11 +179,11 @@ class ScoresWords(Dialect):
         found = [("first", ends.first), ("end", ends.end), ("free_first", ends.free_first), ("free_end", ends.free_end)]
         return [(name, text) for name, text in found if text is not None]
 
-    def end_text(self, end: EndText) -> str:
-        """In 64 bits."""
+    def end_text(self, end: EndText, of: str, far: dict[int, str]) -> str:
+        """In 64 bits. `of`: which end it is; a number of many keys that `far` does not have yet is called after it."""
         if end.how != "sum":
             self.functions.update((end.how,))
-            texts = [self.end_text(inner) for inner in end.of]
+            texts = [self.end_text(inner, of, far) for inner in end.of]
             joined = texts[0]
             for text in texts[1:]:
                 joined = f"{end.how}({joined}, {text})"
@@ -175,7 +194,13 @@ class ScoresWords(Dialect):
             text = f"{text} {'-' if times < 0 else '+'} {own}" if text else f"{'-' if times < 0 else ''}{own}"
         if not text:
             return f"{end.plus}ll"
-        return text + (f" {'-' if end.plus < 0 else '+'} {abs(end.plus)}" if end.plus else "")
+        if not end.plus:
+            return text
+        number = abs(end.plus)
+        if number > FEW_KEYS and number not in far:
+            taken = sum(name.startswith(f"{of}_keys") for name in far.values())
+            far[number] = f"{of}_keys_{taken}" if taken else f"{of}_keys"
+        return f"{text} {'-' if end.plus < 0 else '+'} {far.get(number, number)}"
 
     def key_range(self) -> list[str]:
         """The tiles of keys that a block takes, and which of them need no test."""

@@ -5,17 +5,17 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import VALUE_TYPES, ZEROS, all_of
+from fusegen.emitting.hopper import box_functions, constraint_of, wgmma
 from fusegen.emitting.products.reduced import asked, kept, part_words, taken, updated
 from fusegen.emitting.products.wgmma_promoted import PromotedSpeller
 from fusegen.emitting.products.wgmma_sizes import sizes
-from fusegen.language.types import DType, bf16, f16, f32
+from fusegen.language.types import DType, bf16, f16
 from fusegen.planner.model import Body, Load, Reduction, Store, counts, used_by
 from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
@@ -94,50 +94,23 @@ class WgmmaSpeller(PromotedSpeller):
             for lies in [(along,) if plan.prologue else (plan.left[0].along, along)]
         ]
 
-    def box_functions(self) -> Mapping[str, list[Mapping[str, Any]]]:
-        """The functions that move boxes, each for as many axes as some tensor has."""
-        found: dict[str, list[Mapping[str, Any]]] = {"copy_box": [], "copy_box_to_all": [], "store_box": []}
-        for (name, functions), axes in itertools.product(found.items(), (2, 3)):
-            if f"{name}_{axes}" in self.functions:
-                first = 2 if name == "store_box" else 3
-                names = ("x", "y", "z")[:axes]
-                registers = ", ".join(f"%{first + i}" for i in range(axes))
-                functions.append(
-                    {
-                        "axes": axes,
-                        "names": ", ".join(names),
-                        "parameters": ", ".join(f"int {n}" for n in names),
-                        "braced": f"{{{registers}}}",
-                        "operands": ", ".join(f'"r"({n})' for n in names),
-                        "next": first + axes,
-                    }
-                )
-        return found
-
-    def instruction(self) -> Mapping[str, Any]:
-        """The registers of one wgmma, by number: sums, the left factor or its descriptor, the right one's, add."""
-        sums, count, atom = self.tile.sums, 4 if self.plan.prologue else 1, self.tile.atom
-        constraint = "f" if atom.sum_type is f32 else "r"
-        left = [f"%{sums + i}" for i in range(count)]
-        rows = [range(first, min(first + 16, sums)) for first in range(0, sums, 16)]
-        pairs = [range(first, min(first + 4, sums)) for first in range(0, sums, 4)]
-        comma = [", "] * (len(rows) - 1) + [""]
-        after = [","] * (len(pairs) - 1) + [""]
-        names = [f'"r"(left[{i}])' for i in range(4)] if self.plan.prologue else ['"l"(left)']
-        return {
-            "left": "const unsigned (&left)[4]" if self.plan.prologue else "unsigned long long left",
-            "add": f"%{sums + count + 1}",
-            "sums": [", ".join(f"%{i}" for i in row) + end for row, end in zip(rows, comma, strict=True)],
-            "factors": f"{'{' + ', '.join(left) + '}' if self.plan.prologue else left[0]}, %{sums + count}",
-            "outputs": [
-                ", ".join(f'"+{constraint}"(sums[{i}])' for i in row) + end
-                for row, end in zip(pairs, after, strict=True)
-            ],
-            "inputs": ", ".join([*names, '"l"(right)']),
-            "types": ".".join([str(atom.sum_type) if atom.sum_type is f32 else "s32", *atom.words]),
-            "scales": ", 1, 1" if atom.sum_type is f32 else "",  # whole numbers have none: PTX ISA, "wgmma.mma_async"
-            "constraint": constraint,
-        }
+    def multiplies(self) -> list[Mapping[str, Any]]:
+        """A function of one wgmma for each way that right factors lie."""
+        atom, cols, prepared = self.tile.atom, self.tile.cols, self.plan.prologue is not None
+        what = (
+            f"sums of {atom.rows} x {cols} elements: the product of two matrices, {atom.k} along K, added to what they"
+        )
+        return [
+            wgmma(
+                f"multiply_add{way['name']}",
+                f"{what} were or put in its place{'; the right one lies across the depth' if way['name'] else ''}",
+                atom,
+                cols,
+                way["transposed"],
+                registers=prepared,
+            )
+            for way in self.ways()
+        ]
 
     # ---- blocks that share a tile
 
@@ -352,7 +325,7 @@ class WgmmaSpeller(PromotedSpeller):
             coordinates = [f"{self.col0} + chunk * {self.plan.box_cols}", f"row0 + i * {self.tile.atom.rows}"]
             if self.plan.moves_with_batch(access):
                 coordinates.append("at.batch")
-            self.functions.add(f"store_box_{len(coordinates)}")
+            self.moved.add(("store_box", len(coordinates)))
             found.append(
                 {
                     "name": access.name,
@@ -432,8 +405,9 @@ class WgmmaSpeller(PromotedSpeller):
             "inside": self.inside,
             "output_groups": output_groups,
             "boxes": any(output_group["boxes"] for output_group in output_groups),
-            "box_functions": self.box_functions(),
-            "instruction": self.instruction(),
+            "box_functions": box_functions(self.moved),
+            "multiplies": self.multiplies(),
+            "constraint": constraint_of(tile.atom),
             "steps": plan.line_steps,
             "every_block": f"{(1 << tile.cluster) - 1}",
             "sum": self.sum_place(),

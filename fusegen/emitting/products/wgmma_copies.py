@@ -24,6 +24,7 @@ class CopySpeller(ProductWords):
         super().__init__(plan)
         self.plan = plan
         self.tile = plan.tile
+        self.moved: set[tuple[str, int]] = set()  # functions that move boxes, and of how many axes
 
     # ---- small texts
 
@@ -112,7 +113,7 @@ class CopySpeller(ProductWords):
         if self.plan.moves_with_batch(operand.access):
             coordinates.append("at.batch")
         name = "copy_box_to_all" if cluster > 1 else "copy_box"
-        self.functions.add(f"{name}_{len(coordinates)}")
+        self.moved.add((name, len(coordinates)))
         return {
             "call": f"{name}({start} + stage * {to}_bytes, {operand.name}_map, arrived,",
             "boxes": lines,
@@ -169,7 +170,7 @@ class CopySpeller(ProductWords):
                 for chunk in range(first, min(first + 2, plan.chunks)):
                     col = start + (f" + {f'{chunk} * ' * (chunk > 1)}{plan.box_cols}" if chunk else "")
                     coordinates = [col, "at.row0", *(["at.batch"] if plan.moves_with_batch(load.access) else [])]
-                    self.functions.add(f"copy_box_{len(coordinates)}")
+                    self.moved.add(("copy_box", len(coordinates)))
                     to = "right + stage * right_bytes" if chunk % 2 else "left + stage * left_bytes"
                     copies.append(
                         {"name": "copy_box", "to": to, "map": f"{load.access.name}_map", "at": ", ".join(coordinates)}

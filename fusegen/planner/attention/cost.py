@@ -1,6 +1,7 @@
 """How long attention should take: bytes, products, and exponentials; what candidates are ranked by.
 
-Nothing here is measured yet: rates are shares of data sheets, as published kernels of this structure reach them.
+Rates of mma.sync and MFMA are shares of data sheets, as published kernels of this structure reach them: not measured.
+Those of wgmma are in wgmma_cost.
 """
 
 from __future__ import annotations
@@ -62,18 +63,27 @@ def estimate(
     products = 2.0 * scores * (depth + width) / rate
     cycles = target.fp32_tflops * 1e6 / (2 * target.f32_lanes)  # of all SMs in a us
     softmax = scores * (1 / EXPONENTIALS + 4 / target.f32_lanes) / cycles / max(few, 1e-9)
-    memory = moved.ideal / (target.dram_gbs * COPY_SHARE * 1e3)
     waves = -(-blocks // (target.sms * resident))
     ends = waves * TILE_US * tile.rows / 16
-    least = {
-        "memory": moved.ideal / (target.dram_gbs * 1e3),
-        "products": moved.product_flops / (target.product_tflops(found.dtype) * 1e6),
-    }
+    time = LAUNCH_US / 2 + ends + overlapped((memory_us(moved, target), products, softmax), OVERLAP_EXPONENT)
+    return cost_of(found, moved, target, time, room, registers, resident)
+
+
+def memory_us(moved: Traffic, target: Target) -> float:
+    return moved.ideal / (target.dram_gbs * COPY_SHARE * 1e3)
+
+
+def cost_of(
+    found: Recognized, moved: Traffic, target: Target, time_us: float, room: int, registers: int, resident: int
+) -> Cost:
+    """With the floor of what is moved; `room`: bytes of shared memory of each of so many resident blocks of an SM."""
+    memory = moved.ideal / (target.dram_gbs * 1e3)
+    products = moved.product_flops / (target.product_tflops(found.dtype) * 1e6)
     return Cost(
         traffic=moved,
-        floor_us=max(least.values()),
-        time_us=LAUNCH_US / 2 + ends + overlapped((memory, products, softmax), OVERLAP_EXPONENT),
-        bound="memory" if least["memory"] >= least["products"] else "compute",
+        floor_us=max(memory, products),
+        time_us=time_us,
+        bound="memory" if memory >= products else "compute",
         in_flight_bytes=resident * room,
         registers=min(registers, target.registers_per_thread),
         blocks_per_sm=resident,
@@ -152,47 +162,3 @@ def tensor_traffic(graph: Graph, tensor: Tensor) -> TensorTraffic:
 
 def scores_of(graph: Graph, node: Node) -> int:
     return math.prod(size_of(size, graph.sizes) for size in node.shape)
-
-
-WGMMA_SHARE = 0.80  # of the data sheet's rate, where exponentials cost nothing: heads of 256 reach 0.73
-# of an SM for each score, by how many consumers there are: exponentials take 1/16, and what others don't hide is on top
-SOFTMAX_CYCLES = {1: 0.118, 2: 0.118, 3: 0.095}
-WGMMA_OVERLAP = 3.0  # of those two: predicts heads of 32 to 256 on an H100 within 6 %
-ALONE = 0.7  # of the rate, with one consumer: nothing hides its exponentials
-WGMMA_TILE_US = 2.5  # of a block before its first product and behind its last
-
-
-def estimate_wgmma(
-    graph: Graph, found: Recognized, mask: Mask, target: Target, tile: AttentionTile, room: int, registers: int
-) -> Cost:
-    """The same where warpgroups multiply."""
-    share = share_needed(graph, found, mask, tile.rows, tile.keys)
-    moved = traffic(graph, found, share_needed(graph, found, mask, 1, 1))
-    keys, depth, width = (size_of(size, graph.sizes) for size in (found.keys, found.depth, found.width))
-    *others, rows = (size_of(size, graph.sizes) for size in graph.shape[:-1])
-    blocks = math.prod(others) * -(-max(1, rows) // tile.rows)
-    scores = tile.rows * -(-keys // tile.keys) * tile.keys * share  # of a block, on average
-    cycles = target.fp32_tflops * 1e6 / (2 * target.f32_lanes * target.sms)  # of an SM in a us
-    rate = target.product_tflops(found.dtype) * 1e6 / target.sms  # of an SM
-    reached = WGMMA_SHARE * burden(tile) / burden(AttentionTile(128, 128, 8, 2, False))
-    each = overlapped(
-        (2.0 * scores * (depth + width) / (rate * reached), scores * SOFTMAX_CYCLES[tile.warps // 4] / cycles),
-        WGMMA_OVERLAP,
-    )
-    if tile.warps == 4:
-        each /= ALONE
-    rounds = max(1.0, blocks / target.sms) if share < 1 else max(1, -(-blocks // target.sms))
-    memory = moved.ideal / (target.dram_gbs * COPY_SHARE * 1e3)
-    least = {
-        "memory": moved.ideal / (target.dram_gbs * 1e3),
-        "products": moved.product_flops / (target.product_tflops(found.dtype) * 1e6),
-    }
-    return Cost(
-        traffic=moved,
-        floor_us=max(least.values()),
-        time_us=LAUNCH_US / 2 + overlapped((memory, rounds * (each + WGMMA_TILE_US)), OVERLAP_EXPONENT),
-        bound="memory" if least["memory"] >= least["products"] else "compute",
-        in_flight_bytes=room,
-        registers=min(registers, target.registers_per_thread),
-        blocks_per_sm=1,
-    )

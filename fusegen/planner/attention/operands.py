@@ -83,9 +83,8 @@ def width_of(graph: Graph, layout: Layout, tensor: Tensor, most: int) -> int:
 def behind_products(found: Recognized) -> frozenset[str]:
     """The tensors that lie by rows and are not read element by element as scores are: results and what meets them."""
     graph = found.lowered
-    behind = set(inputs_of(graph, found.epilogue)) | set(graph.outputs)
-    scored = set(inputs_of(graph, (*found.score_body, *found.weight_body)))
-    return frozenset(t.name for t in behind - scored)
+    behind = {t.name for t in (*inputs_of(graph, found.epilogue), *graph.outputs)}
+    return frozenset(behind - {t.name for t in inputs_of(graph, (*found.score_body, *found.weight_body))})
 
 
 def accesses_of(
@@ -95,10 +94,11 @@ def accesses_of(
     where it says nothing."""
     made = dict[tuple[str, str], Access]()
     names = value_names(graph)
+    results = {t.name for t in graph.outputs}
     often = {u.tensor.name for u in uses if sum(o.tensor.name == u.tensor.name for o in uses) > 1}
     for use, place in places(uses):
         tensor = use.tensor
-        output = any(tensor is t for t in graph.outputs)
+        output = tensor.name in results
         name = tensor.name if output else names[tensor.node]
         if tensor.name in often and place != "tile":
             name = f"{name}_{place}"

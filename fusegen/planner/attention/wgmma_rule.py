@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from fusegen.language.graph import Graph
 from fusegen.language.types import f32, size_of
-from fusegen.planner.attention.cost import estimate_wgmma
 from fusegen.planner.attention.masks import Mask, mask_of
 from fusegen.planner.attention.operands import (
     accesses_of,
@@ -35,6 +34,7 @@ from fusegen.planner.attention.wgmma import (
     tiles,
     unmovable,
 )
+from fusegen.planner.attention.wgmma_cost import estimate
 from fusegen.planner.matching import NoMatch, NotFor
 from fusegen.planner.model import Layout, Number, Statement, Value
 from fusegen.planner.parts import used_by
@@ -92,7 +92,7 @@ def candidate(
         accesses = {**accesses, (name, "tile"): by_pairs(accesses[name, "tile"], keys, name in layout.unaligned)}
     registers = registers_of(tile, value.padded, [accesses[name, "tile"] for name in names])
     room = ring_bytes(tile, query_boxes, key_boxes, value_boxes)
-    cost = estimate_wgmma(graph, found, mask, target, tile, room, registers)
+    cost = estimate(graph, found, mask, target, tile, room, registers)
     general = plan_of(graph, found, mask, target, layout, tile, atom, accesses, (query, key, value), room, cost)
     scale, tested, free = scaled_bodies(general.tested, general.free)
     maps = (query_boxes, key_boxes, value_boxes, *stored.values())

@@ -13,7 +13,7 @@
 // rounding e, before it is divided by its row's sum, to bf16 where it meets values_part; cast to bf16
 //          by an explicit cast; f32 between
 // needs    E=128, T=2048; rows of all operands next to each other; queries, keys_part, values_part,
-//          mul: address and strides in multiples of 16 B
+//          matmul_2: address and strides in multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -147,9 +147,9 @@ decoder_layer_matmul_2(
     long long values_part_stride_H,
     long long values_part_ld,
     long long position_stride_B,
-    long long mul_stride_B,
-    long long mul_stride_H,
-    long long mul_stride_G)
+    long long matmul_2_stride_B,
+    long long matmul_2_stride_H,
+    long long matmul_2_stride_G)
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 32;
@@ -370,15 +370,15 @@ decoder_layer_matmul_2(
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;
       const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
-      Vec<float, 8> mul_vec;
+      Vec<float, 8> matmul_2_vec;
       const Vec<float, 8> e_times_values_part_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float e_times_values_part = e_times_values_part_total.at[j];
         const float mul = e_times_values_part * inverse_sum;
-        mul_vec.at[j] = mul;
+        matmul_2_vec.at[j] = mul;
       }
-      store<8>(matmul_2_ptr + B_at * mul_stride_B + H_at * mul_stride_H + row * mul_stride_G + col, mul_vec);
+      store<8>(matmul_2_ptr + B_at * matmul_2_stride_B + H_at * matmul_2_stride_H + row * matmul_2_stride_G + col, matmul_2_vec);
     }
   }
 }

@@ -13,7 +13,7 @@
 // rounding e, before it is divided by its row's sum, to bf16 where it meets values_part; cast to bf16
 //          by an explicit cast; f32 between
 // needs    E=128, T=2048; rows of all operands next to each other; queries, keys_part, values_part,
-//          mul: address and strides in multiples of 16 B
+//          matmul_2: address and strides in multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -210,9 +210,9 @@ decoder_layer_matmul_2(
     long long H_size,
     long long G_size,
     long long position_stride_B,
-    long long mul_stride_B,
-    long long mul_stride_H,
-    long long mul_stride_G)
+    long long matmul_2_stride_B,
+    long long matmul_2_stride_H,
+    long long matmul_2_stride_G)
 {
   // the queries, 2 tiles of keys and of values, and the barriers that tell when they are there and when their place is free
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -423,14 +423,15 @@ decoder_layer_matmul_2(
       #pragma unroll
       for (int n = 0; n < 16; ++n) {
         const int col = n * 8 + lane % 4 * 2;
-        Vec<float, 2> mul_vec;
+        Vec<float, 2> matmul_2_vec;
         #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const float e_times_values_part = e_times_values_part_sums[n * 4 + r * 2 + j];
           const float mul = e_times_values_part * inverse_sum;
-          mul_vec.at[j] = mul;
+          matmul_2_vec.at[j] = mul;
         }
-        if (inside) store<2>(matmul_2_ptr + B_at * mul_stride_B + H_at * mul_stride_H + row * mul_stride_G + col, mul_vec);
+        if (inside) store<2>(matmul_2_ptr + B_at * matmul_2_stride_B + H_at * matmul_2_stride_H + row * matmul_2_stride_G
+            + col, matmul_2_vec);
       }
     }
   }
