@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fusegen.language.axes import column_reductions
 from fusegen.language.spec import Chain, load_chains
-from fusegen.planner import candidates
 from fusegen.planner.attention.recognition import is_attention
+from fusegen.planner.products.factors import lacking
 from fusegen.targets import Target
 
 FOLDER = Path(__file__).resolve().parent.parent / "specs"
@@ -29,7 +29,7 @@ ROWS = {name: chain for name, chain in ALL.items() if not chain.graph.products a
 
 def planned(chain: Chain, target: Target) -> bool:
     """Has it a plan there? OCP's 8-bit floats are multiplied by no unit of some GPUs."""
-    return bool(candidates(chain.graph, target).plans)
+    return not lacking(chain.graph, target)
 
 
 def storage_types(chain: Chain) -> tuple[str, ...]:

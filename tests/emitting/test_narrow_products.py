@@ -180,6 +180,7 @@ def operands_of(spec: Chain, rng: np.random.Generator) -> list[np.ndarray]:
 CASES = [
     (scaled, H200, {"M": 300, "N": 136, "K": 272}),
     (scaled, H200, {"M": 20, "N": 40, "K": 144}),
+    (scaled, H200, {"M": 70, "N": 75, "K": 301}),  # no row begins where the last one did: a byte at a time
     (scaled, H200, {"M": 70, "N": 136, "K": 1040}),  # blocks share tiles
     (mixed, H200, {"M": 70, "N": 136, "K": 656}),
     (unpromoted, H200, {"M": 70, "N": 136, "K": 144}),

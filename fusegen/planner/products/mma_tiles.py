@@ -83,7 +83,10 @@ def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
         yield from streams(drawn)
         return
     shared = TILES if drawn.target.async_copies else WAVES
-    for tile in map(drawn.deep, shared.get(drawn.together, ())):
+    usual = shared.get(drawn.together, ())
+    # deep slices of 8 bits that threads bring a byte at a time take more registers than there are
+    shallow = tuple(t for t in usual if (t.rows, t.cols) == (64, 64) and drawn.deep(t) != t)
+    for tile in (*map(drawn.deep, usual), *shallow):
         if tile.rows <= 32 or tile.rows < 2 * drawn.rows:
             for cluster in CLUSTERS:
                 split = replace(tile, cluster=cluster)
