@@ -227,6 +227,8 @@ def _size(terms: Terms) -> Size:
 
 
 def _added(a: Size, b: Size) -> Size:
+    if a == 0 or b == 0:  # of views' steps, most are
+        return b if a == 0 else a
     terms = _terms(a)
     for monomial, factor in _terms(b).items():
         terms[monomial] = terms.get(monomial, Fraction(0)) + factor
@@ -238,6 +240,8 @@ def _subtracted(a: Size, b: Size) -> Size:
 
 
 def _multiplied(a: Size, b: Size) -> Size:
+    if a == 1 or b == 1:
+        return b if a == 1 else a
     terms: Terms = {}
     for one, factor in _terms(a).items():
         for other, by in _terms(b).items():

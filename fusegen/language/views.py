@@ -11,6 +11,7 @@ Views of views are views: `inner.of(outer)` takes `inner` of what `outer` shows.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,8 +47,7 @@ class View:
     @staticmethod
     def identity(shape: Shape) -> View:
         """All of an array, as it lies."""
-        columns = tuple(tuple(int(b == j) for b in range(len(shape))) for j in range(len(shape)))
-        return made(shape, tuple((size,) for size in shape), (0,) * len(shape), columns)
+        return identity_of(shape)
 
     @property
     def base_shape(self) -> Shape:
@@ -95,15 +95,18 @@ class View:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        return tuple(tuple(row[j] for row in self.steps) for j in range(len(self.shape)))
+        return tuple(zip(*self.steps, strict=True)) if self.steps else ((),) * len(self.shape)
 
     def of(self, other: View) -> View:
         """This view of what `other` shows: a view of other's base. Raises ValueError where axes that this one takes as
         one can't be that in other's base."""
         if self.base_shape != other.shape:
             raise ValueError(f"a view of {shape_text(self.base_shape)} is not one of {shape_text(other.shape)}")
+        if self.is_identity:
+            return other
         for at, sizes in enumerate(self.base):
-            other = other.merged(at, len(sizes))
+            if len(sizes) != 1:
+                other = other.merged(at, len(sizes))
         outer = other.columns
         still = (0,) * len(other.base)
         columns = tuple(combined(still, outer, column) for column in self.columns)
@@ -325,8 +328,14 @@ def positions_in(view: View, sizes: Mapping[str, int]) -> np.ndarray[Any, np.dty
 def made(shape: Shape, base: tuple[Shape, ...], offset: Iterable[Size], columns: tuple[Column, ...]) -> View:
     """A view from the columns of its steps. Along an axis of one element nothing moves."""
     moving = [(0,) * len(base) if size == 1 else column for size, column in zip(shape, columns, strict=True)]
-    steps = tuple(tuple(column[b] for column in moving) for b in range(len(base)))
+    steps = tuple(zip(*moving, strict=True)) if moving else ((),) * len(base)
     return View(shape, base, tuple(offset), steps)
+
+
+@functools.lru_cache(1024)  # a program's planner asks for the same ones thousands of times
+def identity_of(shape: Shape) -> View:
+    columns = tuple(tuple(int(b == j) for b in range(len(shape))) for j in range(len(shape)))
+    return made(shape, tuple((size,) for size in shape), (0,) * len(shape), columns)
 
 
 def stretch_text(start: Size, length: Size, step: Size, size: Size) -> str | None:
@@ -353,7 +362,8 @@ def times(column: Column, by: Size) -> Column:
 def combined(start: Column, columns: tuple[Column, ...], by: Sequence[Size]) -> Column:
     """The sum of `start` and the columns, each taken so many times."""
     for column, factor in zip(columns, by, strict=True):
-        start = tuple(s + step * factor for s, step in zip(start, column, strict=True))
+        if factor != 0:
+            start = tuple(s + step * factor for s, step in zip(start, column, strict=True))
     return start
 
 

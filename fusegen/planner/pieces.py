@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fusegen.language.graph import Graph, Kind, Node, Tensor
+from fusegen.language.graph import Graph, Kind, Node, Tensor, once_per_graph
 from fusegen.language.naming import value_names
 from fusegen.language.types import b8, f32, i32, size_of
 from fusegen.planner.limits import limits
@@ -325,6 +325,7 @@ def digits(value: float) -> str:
         return str(np.float32(value))
 
 
+@once_per_graph
 def roundings(graph: Graph) -> tuple[str, ...]:
     """Where the author asks for a value to be rounded, and the outputs that are stored as less than f32."""
     casts = [node for node in graph.nodes if node.op.name.startswith("round_")]

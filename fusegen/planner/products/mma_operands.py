@@ -66,7 +66,7 @@ class MmaDraft(ProductDraft):
 
     def deep(self, tile: GemmTile) -> GemmTile:
         """The tile, whose k is in elements of two bytes, with as many bytes of the factors'."""
-        return replace(tile, k=tile.k * 2 // self.dtype.bytes)
+        return replace(tile, k=tile.k * 2 // self.dtype.bytes) if self.dtype.bytes != 2 else tile
 
     @property
     def rows(self) -> int:

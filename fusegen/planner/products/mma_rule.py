@@ -24,14 +24,15 @@ What measurements on an H200 decided (docs/measurements.md, "Products by mma.syn
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fusegen.language.graph import Graph, Kind
 from fusegen.language.naming import entry_name, value_names
 from fusegen.language.types import DType, f4e2m1, f8e4m3, f32, i4, i8, size_of, u4
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, need_countable
-from fusegen.planner.model import Access, Layout, Load
+from fusegen.planner.model import Access, Layout, Load, Param
 from fusegen.planner.products.factors import no_unit, product_dims, product_params
 from fusegen.planner.products.gemm import (
     CODES_STEP,
@@ -69,9 +70,50 @@ def gemm(graph: Graph, target: Target, layout: Layout) -> Iterator[GemmPlan]:
     """Every tile that fits the target."""
     drawn = draft(graph, target, layout)
     whole = need_whole_groups(drawn.groups, drawn.hoisted)
+    shared = Shared(drawn)
     for tile, atom in tiles(drawn):
         if fits(drawn, tile, atom) and (not whole or holds_groups(drawn, tile, atom, whole)):
-            yield candidate(drawn, tile, atom)
+            yield candidate(shared, tile, atom)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all candidates of a draft have in common, made for the first of them."""
+
+    drawn: MmaDraft
+
+    @cached_property
+    def by_tensor(self) -> Mapping[str, Access]:
+        return {name: access for (name, place), access in self.drawn.accesses.items() if place == "tile"}
+
+    @cached_property
+    def accesses(self) -> tuple[Access, ...]:
+        return tuple(self.drawn.accesses.values())
+
+    @cached_property
+    def factors(self) -> tuple[Operand, ...]:
+        return (*self.drawn.left, *self.drawn.rights.values())
+
+    @cached_property
+    def left(self) -> Left:
+        """Raises NoMatch for what no thread computes of the left operand."""
+        drawn = self.drawn
+        if drawn.parts.lefts[0].operand is not None and not drawn.left[0].along and drawn.parts.statistics:
+            raise NoMatch("the left operand lies by columns, and sums along its rows are taken as it passes by rows")
+        used = {f.access.tensor: f.access for f in drawn.left}
+        return Left(drawn.left, prepared(drawn, drawn.left, {**self.by_tensor, **used}))
+
+    @cached_property
+    def params(self) -> tuple[Param, ...]:
+        return product_params(self.drawn.hoisted, self.drawn.dims, self.accesses)
+
+    @cached_property
+    def askew(self) -> float:
+        return max(lying(f.access, self.drawn.hoisted) for f in self.factors)
+
+    @cached_property
+    def narrow(self) -> float:
+        return max((self.drawn.chunk / f.width for f in self.factors if f.width > 1), default=1.0)
 
 
 def holds_groups(drawn: MmaDraft, tile: GemmTile, atom: Atom, cols: int) -> bool:
@@ -130,35 +172,27 @@ def need_codes(drawn: MmaDraft) -> None:
         raise NoMatch(f"{where}: beside codes the left factor is one matrix, and multiplied as it lies in memory")
 
 
-def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
-    graph, hoisted, target = drawn.graph, drawn.hoisted, drawn.target
-    left, right = drawn.left, drawn.rights
-    used = {f.access.tensor: f.access for f in left}
-    by_tensor = {name: access for (name, place), access in drawn.accesses.items() if place == "tile"}
+def candidate(shared: Shared, tile: GemmTile, atom: Atom) -> GemmPlan:
+    drawn, left = shared.drawn, shared.left
+    graph, hoisted, target, right = drawn.graph, drawn.hoisted, drawn.target, drawn.rights
     along = all(f.along for f in right.values())
     run = run_of(tile, atom, along)
-    if drawn.parts.lefts[0].operand is not None and not left[0].along and drawn.parts.statistics:
-        raise NoMatch("the left operand lies by columns, and sums along its rows are taken as it passes by rows")
-    prologue = prepared(drawn, left, {**by_tensor, **used})
-    factor = Left(left, prologue)
+    names = value_names(hoisted)
     contractions = {
-        node: Contraction(factor, operand, atom, tile.accumulators(atom), value_names(hoisted)[node])
-        for node, operand in right.items()
+        node: Contraction(left, operand, atom, tile.accumulators(atom), names[node]) for node, operand in right.items()
     }
+    widest = min(drawn.chunk, run or drawn.chunk)
     output_groups = tuple(
         taken(drawn, tile, atom, run, output_group)
-        for output_group in spans_of(drawn, contractions, by_tensor, tile.cols, min(drawn.chunk, run or drawn.chunk))
+        for output_group in spans_of(drawn, contractions, shared.by_tensor, tile.cols, widest)
     )
-    accesses = tuple(drawn.accesses.values())
     promote = atom.k if drawn.promote(atom) else 0  # as often as an instruction is issued, which costs no registers
     statistics = len(drawn.parts.statistics)
     evict_first = all(f.evict_first for f in right.values())
-    askew = max(lying(f.access, hoisted) for f in (*left, *right.values()))
-    narrow = max((drawn.chunk / f.width for f in (*left, *right.values()) if f.width > 1), default=1.0)
     work = ProductWork(
         tile, atom, drawn.dtype, drawn.together, sum(each.tiles for each in output_groups), drawn.k, along,
-        prologue is not None, statistics, evict_first, askew, narrow, elements(drawn, tile), counted(drawn, tile),
-        drawn.share,
+        left.prologue is not None, statistics, evict_first, shared.askew, shared.narrow, elements(drawn, tile),
+        counted(drawn, tile), drawn.share,
     )  # fmt: skip
     return GemmPlan(
         name=entry_name(graph),
@@ -171,8 +205,8 @@ def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
         regime=regime(tile, drawn.coding),
         cols=graph.cols,
         row_dims=drawn.dims,
-        accesses=accesses,
-        params=product_params(hoisted, drawn.dims, accesses),
+        accesses=shared.accesses,
+        params=shared.params,
         folded=False,
         shared_bytes=shared_bytes(tile, drawn.dtype, drawn.together, statistics, run, drawn.share),
         cost=estimate(graph, target, work),

@@ -7,8 +7,8 @@ statement by statement, or raises NoMatch for what tiles of products can't hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor
@@ -57,6 +57,8 @@ class ProductDraft:
     parts: Split
     groups: tuple[Group, ...]
     dims: tuple[RowDim, ...]
+    spans: dict[tuple[int, int], tuple[OutputGroup, ...]] = field(default_factory=dict, init=False, compare=False)
+    """What `spans_of` drew, by the columns of a tile and of a thread: candidates of one width share it."""
 
     @property
     def dtype(self) -> DType:
@@ -250,8 +252,18 @@ def steps_of(graph: Graph, group: Group, accesses: Mapping[str, Access]) -> tupl
 def spans_of(
     draft: ProductDraft, contractions: Mapping[Node, Contraction], accesses: Mapping[str, Access], tile_cols: int,
     widest: int,
-) -> tuple[OutputGroup, ...]:  # fmt: skip
+) -> Iterator[OutputGroup]:  # fmt: skip
     """One a group, side by side in tiles of so many columns, of which a thread takes up to `widest` at a time."""
+    if (tile_cols, widest) not in draft.spans:
+        draft.spans[tile_cols, widest] = drawn_spans(draft, accesses, tile_cols, widest)
+    for group, span in zip(draft.groups, draft.spans[tile_cols, widest], strict=True):
+        yield replace(span, contractions=tuple(contractions[n] for n in group.products))
+
+
+def drawn_spans(
+    draft: ProductDraft, accesses: Mapping[str, Access], tile_cols: int, widest: int
+) -> tuple[OutputGroup, ...]:
+    """The groups of `spans_of` without their contractions."""
     graph, found = draft.hoisted, list[OutputGroup]()
     names, extents = value_names(graph), graph.extents
     for group in draft.groups:
@@ -265,7 +277,7 @@ def spans_of(
         if parted:
             listed = [n for n in listed if n not in graph.grouped]
         found.append(OutputGroup(
-            contractions=tuple(contractions[n] for n in group.products),
+            contractions=(),
             cols=cols,
             first_tile=found[-1].first_tile + found[-1].tiles if found else 0,
             tiles=-(-cols // tile_cols),

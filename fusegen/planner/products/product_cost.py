@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from fusegen.language.graph import Extent, Graph, Kind, Node, plain
+from fusegen.language.graph import Extent, Graph, Kind, Node, once_per_graph, plain
 from fusegen.language.naming import value_names
 from fusegen.language.products import Factor, split
 from fusegen.language.types import DType, Shape, f16, f32, size_of
@@ -32,13 +33,24 @@ def product_traffic(graph: Graph, target: Target, tile_rows: int, group: int) ->
 
     Of `group` rows of tiles, of `tile_rows` rows each, those that run together share factors in the L2 cache.
     """
+    once = traffic_once(graph)
     passes = right_passes(graph, target, tile_rows, group)
+    if not passes:
+        return once
+    tensors = tuple(
+        replace(t, moved=t.ideal * passes[t.tensor], times=passes[t.tensor]) if t.tensor in passes else t
+        for t in once.tensors
+    )
+    return replace(once, tensors=tensors, moved=sum(t.moved for t in tensors))
+
+
+@once_per_graph
+def traffic_once(graph: Graph) -> Traffic:
+    """Of a launch to which each tensor comes once."""
     tensors = []
     for tensor in arrays(graph):
         own = bytes_of(graph, tensor)
-        output = any(tensor is t for t in graph.outputs)
-        times = passes.get(tensor.name, 1)
-        tensors.append(TensorTraffic(tensor.name, output, own, own * times, own, times))
+        tensors.append(TensorTraffic(tensor.name, any(tensor is t for t in graph.outputs), own, own, own, 1))
     ideal = sum(t.ideal for t in tensors)
     operators = unfused_kernels(graph)
     total, special = operations(hoist_scales(graph))
@@ -47,7 +59,7 @@ def product_traffic(graph: Graph, target: Target, tile_rows: int, group: int) ->
     return Traffic(
         tensors=tuple(tensors),
         ideal=ideal,
-        moved=sum(t.moved for t in tensors),
+        moved=ideal,
         unfused=sum(o.moved for o in operators),
         per_element_fused=ideal,
         per_element_unfused=together,
@@ -63,18 +75,37 @@ def product_traffic(graph: Graph, target: Target, tile_rows: int, group: int) ->
 def right_passes(graph: Graph, target: Target, tile_rows: int, group: int) -> Mapping[str, int]:
     """How often each right factor comes from DRAM: once, or where the L2 cache can't hold all of them beside what a
     group of tile rows needs of the left one, once for each group. A model: not compared with counters."""
-    parts = split(hoist_scales(graph))
-    rows = count(graph, graph.shape[-2:-1])
-    k = size_of(parts.products[0].contracted, graph.sizes)
-    size = parts.products[0].left.dtype.bytes
-    rights = {t.name: t for p in parts.products if (t := p.right.operand) is not None}
-    matrices = sum(count(graph, t.shape[-2:]) * t.dtype.bytes for t in rights.values())
-    band = min(rows, group * tile_rows) * k * size
-    if matrices + band <= target.l2_bytes:
+    found = factors_of(graph)
+    rows = min(found.rows, group * tile_rows)
+    if found.rights_bytes + rows * found.row_bytes <= target.l2_bytes:
         return {}
-    groups = -(-rows // (group * tile_rows))
-    batches = max(1, graph.rows // max(1, rows))
-    return {name: max(1, groups * batches // count(graph, t.shape[:-2])) for name, t in rights.items()}
+    groups = -(-found.rows // (group * tile_rows))
+    batches = max(1, graph.rows // max(1, found.rows))
+    return {name: max(1, groups * batches // own) for name, own in found.batches.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class FactorSizes:
+    """Of the factors in memory: rows of one product, bytes of one of them, bytes of all right factors of one product
+    each, and of each right factor its batches."""
+
+    rows: int
+    row_bytes: int
+    rights_bytes: int
+    batches: Mapping[str, int]
+
+
+@once_per_graph
+def factors_of(graph: Graph) -> FactorSizes:
+    parts = split(hoist_scales(graph))
+    k = size_of(parts.products[0].contracted, graph.sizes)
+    rights = {t.name: t for p in parts.products if (t := p.right.operand) is not None}
+    return FactorSizes(
+        rows=count(graph, graph.shape[-2:-1]),
+        row_bytes=k * parts.products[0].left.dtype.bytes,
+        rights_bytes=sum(count(graph, t.shape[-2:]) * t.dtype.bytes for t in rights.values()),
+        batches={name: count(graph, t.shape[:-2]) for name, t in rights.items()},
+    )
 
 
 def count(graph: Graph, shape: Shape) -> int:
@@ -170,6 +201,18 @@ F16_RANGE = " (in f16 what is beyond 65504 is an infinity, and below 6.1e-5 bits
 def product_rounding(graph: Graph, target: Target, sum_bits: int = F32_BITS, promote: int = 0) -> tuple[str, ...]:
     """Where values of a chain with products are rounded; between those places everything is f32. `sum_bits`: those that
     the instruction keeps of sums of floats, which begin at 0 each `promote` elements of K and are then added in f32."""
+    lines = [*factor_rounding(graph)]
+    if f32 in hoist_scales(graph).factor_types.values() and not target.multiplies_f32:
+        lines.append("factors to the nearest tf32, 11 significant bits")
+    if sum_bits < F32_BITS:
+        of = f"{promote} products, which are added in f32" if promote else "all products"
+        lines.append(f"to {sum_bits} significant bits sums of {of}")
+    return (*dict.fromkeys(lines), *roundings(graph))
+
+
+@once_per_graph
+def factor_rounding(graph: Graph) -> tuple[str, ...]:
+    """What becomes of factors before they are multiplied."""
     lowered = hoist_scales(graph)
     lines, narrow = [], False
     for product in split(lowered).products:
@@ -183,12 +226,7 @@ def product_rounding(graph: Graph, target: Target, sum_bits: int = F32_BITS, pro
     if moved := ", ".join(scale_texts(lowered)):
         lines = [f"{line}, and only then scaled by {moved}{F16_RANGE * narrow}" for line in dict.fromkeys(lines)]
         lines = lines or [f"factors as they are, and only their products scaled by {moved}"]
-    if f32 in lowered.factor_types.values() and not target.multiplies_f32:
-        lines.append("factors to the nearest tf32, 11 significant bits")
-    if sum_bits < F32_BITS:
-        of = f"{promote} products, which are added in f32" if promote else "all products"
-        lines.append(f"to {sum_bits} significant bits sums of {of}")
-    return (*dict.fromkeys(lines), *roundings(graph))
+    return tuple(lines)
 
 
 def text_of(factor: Factor, graph: Graph) -> str:

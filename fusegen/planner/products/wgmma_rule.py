@@ -290,7 +290,7 @@ class WgmmaDraft(ProductDraft):
             node: Contraction(left, right, tile.atom, tile.accumulators(width), value_names(self.hoisted)[node])
             for node, right in self.rights.items()
         }
-        found = spans_of(self, contractions, self.access, width, 2)
+        found = tuple(spans_of(self, contractions, self.access, width, 2))
         vectors = [load.access for output_group in found for load in output_group.loads if not load.access.strided]
         few = len(found) == 1 and sum(access.dtype.bytes for access in vectors) <= MOST_EARLY_BYTES
         few = few and not self.promote(tile.atom)  # whose sums take the registers
