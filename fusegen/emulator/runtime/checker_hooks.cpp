@@ -63,21 +63,21 @@ void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 
-void __ubsan_handle_type_mismatch_v1(simt::TypeMismatch* what, void* address) {
+void __ubsan_handle_type_mismatch_v1_abort(simt::TypeMismatch* what, void* address) {
   simt::fail_at(simt::Fault::misaligned, CALLER, 0, "address %p is no multiple of %llu, the alignment of type %s",
                 address, 1ull << what->log_alignment, what->type->name);
 }
 
-void __ubsan_handle_out_of_bounds(simt::OutOfBounds* what, unsigned long index) {
+void __ubsan_handle_out_of_bounds_abort(simt::OutOfBounds* what, unsigned long index) {
   simt::fail_at(simt::Fault::out_of_bounds, CALLER, 0, "index %ld is outside the array of type %s",
                 static_cast<long>(index), what->array->name);
 }
 
-void __ubsan_handle_divrem_overflow(void*, unsigned long, unsigned long) {
+void __ubsan_handle_divrem_overflow_abort(void*, unsigned long, unsigned long) {
   simt::fail_at(simt::Fault::divide_by_zero, CALLER, 0, "an integer is divided by zero");
 }
 
-void __ubsan_handle_shift_out_of_bounds(void*, unsigned long, unsigned long by) {
+void __ubsan_handle_shift_out_of_bounds_abort(void*, unsigned long, unsigned long by) {
   simt::fail_at(simt::Fault::shift, CALLER, 0, "shift by %ld bits", static_cast<long>(by));
 }
 
