@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     i64: Any
     u4: Any
     u8: Any
+    u32: Any
     from fusegen.emitting.rendering import render
     from fusegen.measuring.benchmark import bench
     from fusegen.pipeline import compile, plan
@@ -70,6 +71,7 @@ else:
         i64,
         u4,
         u8,
+        u32,
     )  # fmt: skip
 
 __version__ = VERSION
@@ -107,6 +109,7 @@ __all__ = [
     "tune",
     "u4",
     "u8",
+    "u32",
     "validate",
 ]
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from fusegen.emitting.prelude import SPECIAL_FUNCTIONS, WORD_FUNCTIONS
-from fusegen.language.types import LEAST_INT, DType, b8, bf16, f16, f32, i32
+from fusegen.language.types import LEAST_INT, DType, b8, bf16, f16, f32, i32, u32
 from fusegen.planner.heading import comment_lines
 from fusegen.planner.model import Access, Argument, Number, Param, Plan, Statement, Until, Value
 from fusegen.planner.parts import Store
@@ -18,8 +18,9 @@ from fusegen.planner.pieces import digits
 from fusegen.targets.base import FITTING, Spelling
 
 UNROLL = "#pragma unroll"
-VALUE_TYPES: Mapping[DType, str] = {f32: "float", i32: "int", b8: "bool"}
-ZEROS: Mapping[DType, str] = {f32: "0.0f", i32: "0", b8: "false"}
+VALUE_TYPES: Mapping[DType, str] = {f32: "float", i32: "int", u32: "unsigned", b8: "bool"}
+ZEROS: Mapping[DType, str] = {f32: "0.0f", i32: "0", u32: "0u", b8: "false"}
+UNSIGNED_SIGNS = {"shift_left": "<<", "shift_right": ">>", "floor_div": "/", "mod": "%"}  # where nothing can go wrong
 CONSTANTS = (("INFINITY", "0x7f800000"), ("NAN", "0x7fc00000"))
 CALLED = ("round_f16", "round_bf16", *SPECIAL_FUNCTIONS, *WORD_FUNCTIONS)  # functions that texts of tables call by name
 
@@ -53,7 +54,7 @@ class Dialect:
         return self.spelling.ctype[dtype]
 
     def to_value(self, dtype: DType, text: str) -> str:
-        """From the storage type to f32, i32 or bool."""
+        """From the storage type to f32, i32, u32 or bool."""
         if dtype is bf16 and self.widens:
             self.functions.add("widened")
             return f"widened({text})"
@@ -108,6 +109,8 @@ class Dialect:
             return word_of(s.op.name, "row")
         if s.op.name in ("element_low", "element_high"):
             return word_of(s.op.name, self.element_number.format(self.argument(s.args[0]) if s.args else col))
+        if s.exact and s.dtype is u32:
+            return f"{self.argument(s.args[0])} {UNSIGNED_SIGNS[s.op.name]} {self.argument(s.args[1])}"
         usual = (s.op.ref, s.op.expr)
         _, text = s.op.forms.get(s.args[-1].dtype, usual) if s.args and not s.exact else usual
         return self.noted(text).format(*map(self.argument, s.args))
@@ -189,6 +192,8 @@ def number_text(number: Number) -> str:
     value = number.value
     if number.dtype is b8:
         return "true" if value else "false"
+    if number.dtype is u32:
+        return f"{value}u"
     if number.dtype is i32:
         if value == -(2**31):  # which C has no literal for
             return LEAST_INT

@@ -302,6 +302,11 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
         "the nearest whole number, of two the even one, from -128 to 127; 0 of NaN",
         ("return x != x ? 0 : static_cast<int>(rintf(fminf(fmaxf(x, -128.0f), 127.0f)));",), (), "float x", "int",
     ),
+    "to_unsigned": Special(
+        "x toward zero, 0 of what is below it and of NaN, 4294967295 of what is beyond",
+        ("if (!(x > 0.0f)) return 0u;", "return x < 4294967296.0f ? static_cast<unsigned>(x) : 4294967295u;"),
+        (), "float x", "unsigned",
+    ),
     "to_u8": Special(
         "the nearest whole number, of two the even one, from 0 to 255; 0 of NaN",
         ("return x != x ? 0 : static_cast<int>(rintf(fminf(fmaxf(x, 0.0f), 255.0f)));",), (), "float x", "int",

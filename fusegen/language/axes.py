@@ -12,8 +12,9 @@ from typing import Any
 from fusegen.errors import SpecError
 from fusegen.language.graph import Graph, Node, once_per_graph
 from fusegen.language.op_table import OPS
+from fusegen.language.promotion import promote
 from fusegen.language.sizes import Dim
-from fusegen.language.trace import Value, apply, caller, current, node_of, promote, result_dtype, size_leaf, viewed
+from fusegen.language.trace import Value, apply, caller, current, node_of, result_dtype, size_leaf, viewed
 from fusegen.language.types import Shape, shape_text
 from fusegen.language.views import View
 

@@ -7,7 +7,7 @@ from fusegen.language.graph import CASTS, Node, shown_by
 from fusegen.language.op_table import OPS
 from fusegen.language.sizes import Dim, Expr, Size
 from fusegen.language.trace import Number, Value, apply, caller, composite, current, power, size_leaf
-from fusegen.language.types import DTYPES, F8, PACKED, DType, Shape, b8, f32, i8, i32, i64, u8
+from fusegen.language.types import DTYPES, F8, PACKED, DType, Shape, b8, f32, i8, i32, i64, u8, u32
 
 
 def exp(x: Value) -> Value:
@@ -314,7 +314,8 @@ def cast(x: Value, dtype: DType, saturate: bool = True) -> Value:
     With saturate=False what is beyond the range of an 8-bit float becomes an infinity where the type has one, else NaN.
 
     To i32 it goes toward zero; what is beyond i32, infinities too, becomes the nearest i32, and NaN 0, on every target.
-    An i32 becomes the nearest f32: exact up to 2^24. A mask is 0 or 1, and b8 says what is not 0.
+    An i32 becomes the nearest f32: exact up to 2^24. A mask is 0 or 1, and b8 says what is not 0. To u32 it goes alike,
+    from 0 on; between i32 and u32 the 32 bits stay, modulo 2^32.
     """
     if not isinstance(dtype, DType) or dtype.name not in {**DTYPES, **PACKED}:
         every = ", ".join((*DTYPES, *PACKED))
@@ -330,7 +331,7 @@ def cast(x: Value, dtype: DType, saturate: bool = True) -> Value:
             f"  it is for {', '.join(map(str, F8))}", caller(),
         )  # fmt: skip
     name = name if saturate else f"overflow_{dtype}"
-    if isinstance(x, Value) and dtype in (f32, i32, b8) and x.dtype is dtype:
+    if isinstance(x, Value) and dtype in (f32, i32, u32, b8) and x.dtype is dtype:
         return x
     with current().operator(name):
         if isinstance(x, Value) and x.dtype is b8 and OPS[name].takes != "any":
@@ -339,7 +340,7 @@ def cast(x: Value, dtype: DType, saturate: bool = True) -> Value:
 
 
 def bitcast(x: Value, dtype: DType) -> Value:
-    """The bits of x as another type of as many: f32 and i32, or an 8-bit float and i8 or u8.
+    """The bits of x as another type of as many: f32, i32 and u32, or an 8-bit float and i8 or u8.
 
     x's type is an operand's own, or what it was cast to. Of 8-bit floats NaN has one code, 0x7f (0x80 of fnuz, 0xff of
     f8e8m0), whatever an operand's was.
@@ -353,19 +354,23 @@ def bitcast(x: Value, dtype: DType) -> Value:
             return apply("bits_of_f32", x)
         if (own, dtype) == (i32, f32):
             return apply("f32_of_bits", x)
+        if {own, dtype} == {i32, u32}:
+            return cast(x, dtype)
+        if {own, dtype} == {f32, u32}:
+            return bitcast(bitcast(x, i32), dtype)
         if own in F8 and dtype in (i8, u8):
             code = apply(f"code_of_{own}", x)
             return code if dtype is u8 else apply("shift_right", apply("shift_left", code, 24), 24)
         if own in (i8, u8) and dtype in F8:
             return apply(f"{dtype}_of_code", apply("bit_and", x, 255))
     raise SpecError(
-        f"bitcast: {own} as {dtype!s}; it is between f32 and i32, and between 8-bit floats and i8 or u8\n"
+        f"bitcast: {own} as {dtype!s}; it is between f32, i32 and u32, and between 8-bit floats and i8 or u8\n"
         "  the type is an operand's own, or that of a cast: F.bitcast(F.cast(x, u8), f8e4m3)", caller(),
     )  # fmt: skip
 
 
 def type_of(x: Value) -> DType:
-    """A value's type: an operand's own, or what it was cast to; else f32, i32 or b8."""
+    """A value's type: an operand's own, or what it was cast to; else f32, i32, u32 or b8."""
     node = shown_by(x.node)
     if (operand := current().operands.get(node)) is not None:
         return operand.dtype

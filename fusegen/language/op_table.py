@@ -5,7 +5,8 @@ with nothing left (all -inf) gives zeros.
 
 On i32 each op has one meaning, that of numpy's int32: + - * and sums are exact modulo 2^32, choices and comparisons
 are exact, bits are bits. Where an i32 meets an f32, or an op has no meaning on whole numbers (/, exp, mean, ...), it
-becomes f32 first, which rounds beyond 2^24. In C a sum of ints that overflows is undefined, so device texts go by
+becomes f32 first, which rounds beyond 2^24. On u32 the same holds of numpy's uint32, for those ops that have a meaning
+there; i32 and u32 meet in no op. In C a sum of ints that overflows is undefined, so device texts go by
 unsigned numbers where a result may (`fusegen.planner.ranges`).
 """
 
@@ -31,6 +32,7 @@ from fusegen.language.types import (
     i32,
     u4,
     u8,
+    u32,
 )
 
 PHILOX_SLOTS = 100
@@ -90,9 +92,11 @@ _map("abs", 1, "np.abs({0})", "fabsf({0})", "magnitude", slopes=("1",), ulps=0,
 _map("square", 1, "{0} * {0}", "{0} * {0}", "x * x", slopes=("2 * np.abs({0})",), ulps=0.5,
      forms=_unsigned("{0} * {0}", "static_cast<unsigned>({0})", "* {0}"))  # fmt: skip
 _map("maximum", 2, "np.maximum({0}, {1})", "larger({0}, {1})", "the larger; NaN wins",
-     slopes=("1", "1"), ulps=0, forms={i32: ("np.maximum({0}, {1})", "max({0}, {1})")})  # fmt: skip
+     slopes=("1", "1"), ulps=0, forms={i32: ("np.maximum({0}, {1})", "max({0}, {1})"),
+                            u32: ("np.maximum({0}, {1})", "{0} > {1} ? {0} : {1}")})  # fmt: skip
 _map("minimum", 2, "np.minimum({0}, {1})", "smaller({0}, {1})", "the smaller; NaN wins",
-     slopes=("1", "1"), ulps=0, forms={i32: ("np.minimum({0}, {1})", "min({0}, {1})")})  # fmt: skip
+     slopes=("1", "1"), ulps=0, forms={i32: ("np.minimum({0}, {1})", "min({0}, {1})"),
+                            u32: ("np.minimum({0}, {1})", "{0} < {1} ? {0} : {1}")})  # fmt: skip
 _map("pow", 2, "np.power({0}, {1})", "powf({0}, {1})", "x ** number", takes="float", flops=16, slots=76, ulps=16,
      slopes=("np.abs({1} * np.power({0}, {1} - 1))", "np.abs({out} * np.log(np.abs({0})))"))  # fmt: skip
 _map("small_pow", 2, "np.power({0}, {1})", "small_power({0}, {1})", "x ** number up to 4, not whole; planners choose",
@@ -147,9 +151,11 @@ _map("fmod", 2, "np.fmod({0}, {1})", "fmodf({0}, {1})", "remainder of x / y towa
 
 # ---- i32 divided; numpy's int32 gives 0 of a division by 0
 _map("floor_div", 2, "np.floor_divide({0}, {1})", "floor_quotient({0}, {1})", "whole quotient, downwards", takes="int",
-     result=i32, symbol="//", flops=4, slots=24, ulps=0)  # fmt: skip
+     symbol="//", flops=4, slots=24, ulps=0, forms={u32: (
+         "np.floor_divide({0}, {1})", "{1} == 0u ? 0u : {0} / {1}")})  # fmt: skip
 _map("mod", 2, "np.mod({0}, {1})", "floor_remainder({0}, {1})", "its remainder, of y's sign", takes="int",
-     result=i32, symbol="%", flops=4, slots=24, ulps=0)  # fmt: skip
+     symbol="%", flops=4, slots=24, ulps=0, forms={u32: (
+         "np.mod({0}, {1})", "{1} == 0u ? 0u : {0} % {1}")})  # fmt: skip
 
 # ---- activations; the slope bounds hold for every x. reciprocal(x) is within 1 ulp (PTX ISA, rcp.approx.ftz); above
 # 2^126 it gives 0, where the quotient is below what f32 resolves here anyway
@@ -184,17 +190,19 @@ _map("where", 3, "np.where({0}, {1}, {2})", "{0} ? {1} : {2}", "{1} where {0} ho
      slopes=("0", "1", "1"))  # fmt: skip
 
 # ---- bits of i32; a shift by more than 31 leaves nothing, or the sign, as numpy's does
-_map("bit_and", 2, "{0} & {1}", "{0} & {1}", "bits of both", takes="int", result=i32, symbol="&", ulps=0)
-_map("bit_or", 2, "{0} | {1}", "{0} | {1}", "bits of either", takes="int", result=i32, symbol="|", ulps=0)
-_map("bit_xor", 2, "{0} ^ {1}", "{0} ^ {1}", "bits of one alone", takes="int", result=i32, symbol="^", ulps=0)
-_map("bit_not", 1, "~{0}", "~{0}", "bits of what is none of x's", takes="int", result=i32, symbol="~", ulps=0)
+_map("bit_and", 2, "{0} & {1}", "{0} & {1}", "bits of both", takes="int", symbol="&", ulps=0)
+_map("bit_or", 2, "{0} | {1}", "{0} | {1}", "bits of either", takes="int", symbol="|", ulps=0)
+_map("bit_xor", 2, "{0} ^ {1}", "{0} ^ {1}", "bits of one alone", takes="int", symbol="^", ulps=0)
+_map("bit_not", 1, "~{0}", "~{0}", "bits of what is none of x's", takes="int", symbol="~", ulps=0)
 _map("shift_left", 2, "np.left_shift({0}, {1})", "static_cast<int>(static_cast<unsigned>({0}) << {1})", "x * 2^n",
-     takes="int", result=i32, symbol="<<", flops=3, ulps=0, forms={i32: (
-         "np.left_shift({0}, {1})",
-         "static_cast<unsigned>({1}) < 32u ? static_cast<int>(static_cast<unsigned>({0}) << {1}) : 0")})  # fmt: skip
+     takes="int", symbol="<<", flops=3, ulps=0, forms={
+         i32: ("np.left_shift({0}, {1})",
+               "static_cast<unsigned>({1}) < 32u ? static_cast<int>(static_cast<unsigned>({0}) << {1}) : 0"),
+         u32: ("np.left_shift({0}, {1})", "{1} < 32u ? {0} << {1} : 0u")})  # fmt: skip
 _map("shift_right", 2, "np.right_shift({0}, {1})", "{0} >> {1}", "x / 2^n, downwards",
-     takes="int", result=i32, symbol=">>", flops=2, ulps=0,
-     forms={i32: ("np.right_shift({0}, {1})", "{0} >> (static_cast<unsigned>({1}) < 32u ? {1} : 31)")})  # fmt: skip
+     takes="int", symbol=">>", flops=2, ulps=0,
+     forms={i32: ("np.right_shift({0}, {1})", "{0} >> (static_cast<unsigned>({1}) < 32u ? {1} : 31)"),
+            u32: ("np.right_shift({0}, {1})", "{1} < 32u ? {0} >> {1} : 0u")})  # fmt: skip
 
 # ---- random numbers, as fusegen.language.philox defines them
 _map("philox", 4, "philox({0}, {1}, {2}, {3})", "philox({0}, {1}, {2}, {3})",
@@ -209,7 +217,12 @@ _map("to_f32", 1, "{0}.astype(np.float64)", "static_cast<float>({0})", "as f32",
      slopes=("1",))  # fmt: skip
 _map("to_i32", 1, "np.nan_to_num(np.clip({0}, -(2.0**31), 2.0**31 - 1)).astype(np.int32)", "to_int({0})",
      "as i32, toward zero; the nearest i32 of what is too large, 0 of NaN", takes="any", result=i32, slopes=("1",),
-     forms={b8: ("{0}.astype(np.int32)", "static_cast<int>({0})")})  # fmt: skip
+     forms={b8: ("{0}.astype(np.int32)", "static_cast<int>({0})"),
+            u32: ("{0}.astype(np.int32)", "static_cast<int>({0})")})  # fmt: skip
+_map("to_u32", 1, "np.nan_to_num(np.clip({0}, 0, 2.0**32 - 1)).astype(np.uint32)", "to_unsigned({0})",
+     "as u32, toward zero; 0 of what is below it and of NaN, 2^32 - 1 of what is beyond; of i32 the same bits",
+     takes="any", result=u32, forms={b8: ("{0}.astype(np.uint32)", "static_cast<unsigned>({0})"),
+                                     i32: ("{0}.astype(np.uint32)", "static_cast<unsigned>({0})")})  # fmt: skip
 _map("to_b8", 1, "{0} != 0", "{0} != 0", "True where not zero", takes="any", result=b8, ulps=0)
 _map("round_f16", 1, "{0}.astype(np.float16).astype(np.float64)", "round_f16({0})", "rounded to f16, kept as f32",
      takes="float", slopes=("1",), ulps=2.0**13)  # fmt: skip

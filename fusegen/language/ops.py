@@ -83,6 +83,7 @@ from fusegen.language.layers import batchnorm, groupnorm, kl_div, rope
 from fusegen.language.op_table import OPS
 from fusegen.language.ordering import MASKED, key_of
 from fusegen.language.packing import pack, unpack
+from fusegen.language.promotion import promote
 from fusegen.language.quantizing import dequantize, quantize
 from fusegen.language.random import dropout, normal, uniform
 from fusegen.language.rearranging import broadcast, concat, flip, groups, rearrange, roll, split, stack
@@ -96,7 +97,6 @@ from fusegen.language.trace import (
     composite,
     current,
     product,
-    promote,
     python_number,
 )  # fmt: skip
 from fusegen.language.types import Dim, Size, b8, f32, fits_i32, i32, shape_text

@@ -16,7 +16,7 @@ from fusegen.language.graph import Graph, Kind, Node
 from fusegen.language.naming import entry_name, value_names
 from fusegen.language.ordering import order_by_keys
 from fusegen.language.sizes import Dim, Expr, dims_in, solved
-from fusegen.language.types import DTYPES, DType, Size, f4e2m1, i32, i64, size_of
+from fusegen.language.types import DTYPES, DType, Size, b8, f4e2m1, f32, i32, i64, size_of, u32
 
 LEAST, MOST = "-(2**31)", "2**31 - 1"  # of i32
 
@@ -113,14 +113,14 @@ def gathering_helpers(graph: Graph) -> list[str]:
 
 def converted_inputs(graph: Graph) -> list[str]:
     names = value_names(graph)
-    kinds = {"float": "np.float64", "int": "np.int32", "bool": "bool"}
+    kinds = {f32: "np.float64", i32: "np.int32", u32: "np.uint32", b8: "bool"}
 
     def given(name: str, dtype: DType) -> str:
         """An operand; what is beyond i32 is read as the nearest one."""
         return f"np.clip({name}, {LEAST}, {MOST})" if dtype is i64 else f"np.asarray({name})"
 
     return [
-        f"{names[t.node]} = {given(names[t.node], t.dtype)}.astype({kinds[t.dtype.kind]})" for t in graph.inputs
+        f"{names[t.node]} = {given(names[t.node], t.dtype)}.astype({kinds[t.dtype.value]})" for t in graph.inputs
     ]  # fmt: skip
 
 
@@ -190,7 +190,8 @@ def line_of(node: Node, graph: Graph, names: Any) -> str:
         return f"{name} = {word}(flat_index({', '.join([*outer, last])}))"
     arguments = [names[a] if a in names else literal_text(a, graph, names) for a in node.inputs]
     if not any(a.shape for a in numbers_of(node)):  # numpy takes whole numbers among themselves for int64
-        arguments = [f"np.int32({text.strip('()')})" if a.literal is not None and a.dtype is i32 else text
+        whole = {i32: "np.int32", u32: "np.uint32"}
+        arguments = [f"{whole[a.dtype]}({text.strip('()')})" if a.literal is not None and a.dtype in whole else text
                      for a, text in zip(node.inputs, arguments, strict=True)]  # fmt: skip
     if node.op.name == "put":
         return f"{name} = {arguments[1]}  # the rows that go where {arguments[0]} says"

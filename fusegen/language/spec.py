@@ -37,7 +37,7 @@ from fusegen.language.products import check_products
 from fusegen.language.sizes import dims_in
 from fusegen.language.spec_source import body_of
 from fusegen.language.trace import OPS, Value, caller, shown, tracing
-from fusegen.language.types import DTYPES, Dim, DType, TensorType, b8, shape_text
+from fusegen.language.types import DTYPES, Dim, DType, TensorType, b8, shape_text, u32
 from fusegen.language.views import View
 
 TYPES = f"an operand's type is one of {', '.join(DTYPES)}, with its sizes: x: f16[M, N]"
@@ -187,13 +187,13 @@ def tensor_type(annotation: object, what: str, where: Where) -> TensorType:
     if isinstance(annotation, TensorType):
         return annotation
     if isinstance(annotation, DType):
-        if annotation.name not in ("f32", "i32"):
-            raise SpecError(f"{what} is a run-time scalar of {annotation}; scalars are f32 or i32", where)
+        if annotation.name not in ("f32", "i32", "u32"):
+            raise SpecError(f"{what} is a run-time scalar of {annotation}; scalars are f32, i32 or u32", where)
         return TensorType(annotation, ())
     found = getattr(annotation, "__name__", None) or repr(annotation)
     raise SpecError(
         f"{what} has the unsupported type {found}; wanted {', '.join(DTYPES)} with a shape, as in f16[M, N], "
-        "or a run-time scalar (f32, i32)",
+        "or a run-time scalar (f32, i32, u32)",
         where,
     )
 
@@ -235,7 +235,8 @@ def output_tensors(
         if node.shape != type.shape:
             said = f"{what} has shape {shape_text(node.shape)}, declared is {shape_text(type.shape)}"
             raise SpecError(said, place)
-        if (node.dtype is b8) != (type.dtype is b8) or (node.dtype.kind, type.dtype.kind) in (
+        unlike = any((node.dtype is kind) != (type.dtype is kind) for kind in (b8, u32))
+        if unlike or (node.dtype.kind, type.dtype.kind) in (
             ("int", "float"),
             ("float", "int"),
         ):

@@ -26,13 +26,13 @@ from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, plain
 from fusegen.language.naming import value_names
 from fusegen.language.scans import SORTED, WAYS
 from fusegen.language.trace import OPS, Value, tracing
-from fusegen.language.types import F8, Dim, DType, f32, i4, i8, i32, size_of, u4, u8
+from fusegen.language.types import F8, Dim, DType, f32, i4, i8, i32, size_of, u4, u8, u32
 
 DTYPES: Mapping[str, str] = {
     "f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float32", "i32": "torch.int32", "b8": "torch.bool",
     "f8e4m3": "torch.float8_e4m3fn", "f8e5m2": "torch.float8_e5m2", "f8e4m3fnuz": "torch.float8_e4m3fnuz",
     "f8e5m2fnuz": "torch.float8_e5m2fnuz", "f8e8m0": "torch.float8_e8m0fnu", "i64": "torch.int64",
-    "i8": "torch.int8", "u8": "torch.uint8",
+    "i8": "torch.int8", "u8": "torch.uint8", "u32": "torch.uint32",
 }  # fmt: skip
 TAKEN = frozenset(("torch", "F", "device", "constants"))
 TEXTS: Mapping[str, str] = {
@@ -57,6 +57,7 @@ TEXTS: Mapping[str, str] = {
     "to_unit": "({0} >> 8 & 0xFFFFFF) * 2.0**-24", "shift_left": "{0} << {1}", "shift_right": "{0} >> {1}",
     "where": "torch.where({0}, {1}, {2})",
     "to_f32": "{0}.to(torch.float32)", "to_i32": "{0}.to(torch.int32)", "to_b8": "{0} != 0",
+    "to_u32": "{0}.to(torch.int64)",
     "round_f16": "{0}.to(torch.float16).to({0}.dtype)", "round_bf16": "{0}.to(torch.bfloat16).to({0}.dtype)",
     **{f"round_{d}": f"{{0}}.clamp({d.nearest[0]}, {d.nearest[1]}).to({DTYPES[d.name]}).to({{0}}.dtype)" for d in F8},
     **{f"overflow_{d}": f"{{0}}.to({DTYPES[d.name]}).to({{0}}.dtype)" for d in F8},
@@ -312,6 +313,9 @@ class Writer:
         return self.names[node]
 
     def body(self) -> Iterator[str]:
+        for tensor in self.graph.inputs:
+            if tensor.dtype is u32 and tensor.shape:  # on which torch itself has few ops
+                yield f"{self.name(tensor.node)} = {self.name(tensor.node)}.to(torch.int64)"
         for node in self.graph.nodes:
             if node not in self.wanted or node in self.constant or node.op.kind is Kind.INPUT:
                 continue
@@ -330,6 +334,14 @@ class Writer:
                 yield f"{self.name(node)} = {self.text(node)}"
 
     def text(self, node: Node) -> str:
+        """Values of u32 are int64 there, modulo 2^32."""
+        if node.dtype is u32 and node.op.kind is Kind.MAP and node.op.name != "where":
+            if node.op.name == "to_u32" and node.inputs[0].dtype is f32:
+                return f"{self.name(node.inputs[0])}.nan_to_num(0.0).clamp(0, 2.0**32 - 1).to(torch.int64)"
+            return f"({self.plain_text(node)}) & 0xFFFFFFFF"
+        return self.plain_text(node)
+
+    def plain_text(self, node: Node) -> str:
         if node in self.composites:
             return self.composite_text(node)
         if node in self.biased:

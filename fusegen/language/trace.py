@@ -13,7 +13,6 @@ import contextlib
 import functools
 import math
 import os
-import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,8 +24,10 @@ from fusegen.errors import SpecError, Where
 from fusegen.language.factor_words import factor_text, inner_sizes_differ, need_one_kind, need_type
 from fusegen.language.graph import OPS as OPS
 from fusegen.language.graph import Kind, Node, Op, Operator, Tensor, broadcast
+from fusegen.language.promotion import Number as Number
+from fusegen.language.promotion import f32_literal, promote
 from fusegen.language.sizes import Dim, Expr, as_number
-from fusegen.language.types import DType, Shape, Size, b8, f32, fits_i32, i32, shape_text
+from fusegen.language.types import DType, Shape, Size, b8, f32, i32, shape_text, u32
 from fusegen.language.views import View, key_text
 from fusegen.version import PACKAGE
 
@@ -35,7 +36,6 @@ OPS_FILES = tuple(
     str(PACKAGE / "language" / name) for name in ("ops.py", "elementwise.py", "layers.py", "quantizing.py", "random.py")
 )
 NOT_A_SPEC = (OURS, contextlib.__file__, functools.__file__)
-Number = int | float
 
 
 class Trace:
@@ -387,7 +387,7 @@ def composite(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def apply(name: str, *arguments: Any) -> Value:
-    """One op on values and literals: checks, promotes (i32 to f32 where they meet), broadcasts, records."""
+    """One op on values and literals: checks, promotes (whole numbers to f32 where they meet), broadcasts, records."""
     op = OPS[name]
     trace = current()
     with trace.operator(op.name) as operator:
@@ -411,7 +411,7 @@ def apply(name: str, *arguments: Any) -> Value:
 def bits(symbol: str, masks: str, integers: str, *arguments: Any) -> Value:
     """`a & b` and its like: of masks, or of the bits of i32, never of one and the other."""
     kinds = [a.dtype if isinstance(a, Value) else b8 if isinstance(python_number(a), bool) else i32 for a in arguments]
-    if f32 in kinds or len(set(kinds)) > 1:
+    if f32 in kinds or len({kind is b8 for kind in kinds}) > 1:
         raise SpecError(
             f"{symbol}: found {' and '.join(map(str, kinds))}, wanted masks (b8) alone or whole numbers (i32) alone\n"
             "  for a mask compare first, as in x > 0; for bits convert with F.cast(x, i32)",
@@ -498,68 +498,11 @@ def python_number(argument: Any) -> Any:
     return argument.item() if np is not None and isinstance(argument, np.generic) else argument
 
 
-def f32_literal(value: Number, operator: Operator) -> Node:
-    """A number as a literal. Raises SpecError where f32 would make a finite one infinite."""
-    try:
-        struct.pack("<f", float(value))
-    except OverflowError:
-        raise SpecError(
-            f"the literal {value!r:.40} is beyond f32, which holds magnitudes up to {f32.largest:.8g}\n"
-            "  write float('inf') for an infinity, or scale in two steps",
-            operator.where,
-        ) from None
-    return Node(OPS["literal"], (), (), f32, operator, literal=float(value))
-
-
-def promote(op: Op, values: list[Node], operator: Operator) -> list[Node]:
-    """The arguments as the op takes them: numbers alike (f32 wins over i32), booleans only where booleans belong."""
-    if op.takes == "any":
-        return values
-    if op.takes == "int" and (other := next((n.dtype for n in values if n.dtype is not i32), None)):
-        raise SpecError(
-            f"{op.name}: found {other} where whole numbers (i32) are wanted; convert with F.cast(x, i32)",
-            operator.where,
-        )
-    masks = values if op.takes == "bool" else values[:1] if op.takes == "where" else []
-    numbers = values[len(masks) :]
-    if op.name in ("eq", "ne") and all(n.dtype is b8 for n in numbers):
-        return values
-    for node in masks:
-        if node.dtype is not b8:
-            raise SpecError(
-                f"{operator}: found {node.dtype} where a mask (b8) is wanted; compare first, as in x > 0",
-                operator.where,
-            )
-    for node in numbers:
-        if node.dtype is b8:
-            raise SpecError(
-                f"{operator}: found a mask (b8) where a number is wanted; use F.where(mask, a, b) or F.cast(mask, f32)",
-                operator.where,
-            )
-    as_float = op.takes == "float" or any(n.dtype is f32 for n in numbers)
-    for node in numbers:
-        if not as_float and node.literal is not None and not fits_i32(node.literal):
-            raise SpecError(
-                f"{op.name}: the literal {node.literal!r:.40} is beyond i32, which holds -2147483648 to 2147483647\n"
-                "  write it as a float for arithmetic in f32",
-                operator.where,
-            )
-    return [*masks, *(to_f32(n, operator) if as_float else n for n in numbers)]
-
-
-def to_f32(node: Node, operator: Operator) -> Node:
-    if node.dtype is f32:
-        return node
-    if node.literal is not None:
-        return f32_literal(node.literal, operator)
-    return Node(OPS["to_f32"], (node,), node.shape, f32, operator)
-
-
 def divided(symbol: str, name: str, *arguments: Any) -> Value:
     """`a // b` and `a % b`, which are of whole numbers."""
     for argument in arguments:
         found = argument.dtype if isinstance(argument, Value) else f32 if isinstance(argument, float) else i32
-        if found is not i32:
+        if found not in (i32, u32):
             raise SpecError(
                 f"{symbol}: found {found}, wanted whole numbers (i32)\n"
                 "  of f32 write F.floor(x / y), and F.fmod(x, y) for the remainder toward zero",

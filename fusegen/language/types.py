@@ -31,7 +31,7 @@ class DType:
 
     `numpy` is its numpy meaning (ml_dtypes where numpy has none), `bytes` its size, `epsilon` the unit roundoff
     (half the spacing above 1; 0 for exact types), `tiny` the smallest positive number it holds, `largest` the largest.
-    Values of a kernel are f32, i32 or b8; the other types are what lies in memory, and what values are rounded to.
+    Values of a kernel are f32, i32, u32 or b8; the other types are what lies in memory, and what values are rounded to.
     """
 
     name: str
@@ -51,8 +51,8 @@ class DType:
 
     @property
     def value(self) -> DType:
-        """What kernels compute with: f32, i32 or b8."""
-        return {"float": f32, "int": i32, "bool": b8}[self.kind]
+        """What kernels compute with: f32, i32, u32 or b8."""
+        return u32 if self is u32 else {"float": f32, "int": i32, "bool": b8}[self.kind]
 
     @property
     def bits(self) -> int:
@@ -119,6 +119,7 @@ f8e5m2fnuz = DType("f8e5m2fnuz", "float", 1, "float8_e5m2fnuz", 2.0**-3, 2.0**-1
 f8e8m0 = DType("f8e8m0", "float", 1, "float8_e8m0fnu", 2.0**-1, 2.0**-127, 2.0**127, 2.0**-127)
 i32 = DType("i32", "int", 4, "int32", largest=2.0**31 - 1, least=-(2.0**31))
 i64 = DType("i64", "int", 8, "int64", largest=2.0**63 - 1, least=-(2.0**63))  # torch's ids; read as the nearest i32
+u32 = DType("u32", "int", 4, "uint32", largest=2.0**32 - 1)  # whole numbers modulo 2^32, of which none is negative
 i8 = DType("i8", "int", 1, "int8", largest=127.0, least=-128.0)
 u8 = DType("u8", "int", 1, "uint8", largest=255.0)
 # of 4 bits; f4e2m1 is OCP Microscaling's: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives
@@ -131,7 +132,7 @@ tf32 = DType("tf32", "float", 4, "float32", 2.0**-11, 2.0**-136, (2 - 2.0**-10) 
 """What f32 becomes on its way to tensor cores: no array holds it, and it is none of DTYPES."""
 
 DTYPES: Mapping[str, DType] = {
-    d.name: d for d in (f16, bf16, f32, f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0, i32, i64, i8, u8, b8)
+    d.name: d for d in (f16, bf16, f32, f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0, i32, u32, i64, i8, u8, b8)
 }
 PACKED: Mapping[str, DType] = {d.name: d for d in (f4e2m1, i4, u4)}
 """Types of 4 bits, which operands and outputs may be declared as: `fusegen.language.packing`."""
@@ -162,3 +163,7 @@ LEAST_INT = "(-2147483647 - 1)"
 
 def fits_i32(value: float) -> bool:
     return -(2**31) <= value < 2**31
+
+
+def fits_u32(value: float) -> bool:
+    return 0 <= value < 2**32

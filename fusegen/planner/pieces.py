@@ -10,7 +10,7 @@ import numpy as np
 
 from fusegen.language.graph import Graph, Kind, Node, Tensor, once_per_graph
 from fusegen.language.naming import value_names
-from fusegen.language.types import b8, f32, i32, size_of
+from fusegen.language.types import b8, f32, i32, size_of, u32
 from fusegen.planner.limits import limits
 from fusegen.planner.model import (
     Access,
@@ -289,7 +289,7 @@ def argument(node: Node, graph: Graph) -> Argument:
 
 def reading(node: Node, graph: Graph, access: Access) -> Statement:
     """What is read at a computed place of a tensor."""
-    missing = {f32: 0.0, i32: 0, b8: False}[node.dtype] if node.missing is None else node.missing
+    missing = {f32: 0.0, i32: 0, u32: 0, b8: False}[node.dtype] if node.missing is None else node.missing
     args = (argument(node.inputs[1], graph),)
     name = value_names(graph)[node]
     return Statement(node.op, name, node.dtype, args, access=access, missing=Number(missing, node.dtype))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fusegen.language.graph import CASTS, Graph, Node, Tensor, once_per_graph, overflows, shown_by
-from fusegen.language.types import b8, f32, i8, i32, u8
+from fusegen.language.types import b8, f32, i8, i32, u8, u32
 
 SMALLEST_NORMAL = 2.0**-126
 SHIFTS = ("shift_left", "shift_right")
@@ -38,6 +38,7 @@ class Range:
 
 ANY = Range()
 INTEGERS = Range(-i32.largest - 1, i32.largest)
+UNSIGNED = Range(0.0, u32.largest)
 
 
 @once_per_graph
@@ -45,12 +46,16 @@ def ranges(graph: Graph) -> Mapping[Node, Range]:
     found: dict[Node, Range] = {}
     for node in graph.nodes:
         made = range_of(node, [found[a] for a in node.inputs], graph)
-        found[node] = in_i32(made) if node.dtype is i32 else in_f32(made)
+        found[node] = in_i32(made) if node.dtype is i32 else in_u32(made) if node.dtype is u32 else in_f32(made)
     return found
 
 
 def stays_inside(node: Node, graph: Graph) -> bool:
-    """Is it arithmetic on i32 whose result surely is one, or a shift by as many bits as an i32 can be shifted by?"""
+    """Is it arithmetic on i32 whose result surely is one, or a shift by as many bits as an i32 can be shifted by? Or of
+    u32, such a shift, or a division by what is not 0?"""
+    if node.dtype is u32 and node.op.name in (*SHIFTS, "floor_div", "mod"):
+        by = ranges(graph)[node.inputs[1]]
+        return by.high < 32 if node.op.name in SHIFTS else by.low > 0
     if node.dtype is not i32 or node.op.name not in ARITHMETIC:
         return False
     of = [ranges(graph)[a] for a in node.inputs]
@@ -77,6 +82,8 @@ def range_of(node: Node, of: list[Range], graph: Graph) -> Range:
         return ANY if math.isnan(value) else Range(value, value)
     if node.op.name in ("col_index", "top_columns"):
         return Range(-1.0, max(0, graph.cols - 1))
+    if node.dtype is u32 and node.op.name == "bit_and":
+        return Range(0.0, min(a.high for a in of))
     if node.op.name in ("mul", "square") and node.inputs[0] is node.inputs[-1]:
         return Range(least_magnitude(of[0]) ** 2, product(of[0], of[0]).high)
     return RANGES[node.op.name](*of) if node.op.name in RANGES else ANY
@@ -89,6 +96,10 @@ def inside(found: Range) -> bool:
 def in_i32(found: Range) -> Range:
     """What is too large for an integer may be any other one."""
     return found if inside(found) else INTEGERS
+
+
+def in_u32(found: Range) -> Range:
+    return found if UNSIGNED.low <= found.low and found.high <= UNSIGNED.high else UNSIGNED
 
 
 def in_f32(found: Range) -> Range:

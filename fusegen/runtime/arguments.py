@@ -21,7 +21,7 @@ import numpy as np
 from fusegen.errors import ArgumentError, SpecError
 from fusegen.language.graph import Graph, Tensor
 from fusegen.language.sizes import Expr, Size, at_text, dims_in, solved
-from fusegen.language.types import Dim, DType, f32, i32, size_of
+from fusegen.language.types import Dim, DType, f32, fits_u32, i32, size_of, u32
 from fusegen.planner.model import Layout, Needs, Param, Plan
 from fusegen.runtime.arrays import ArrayView, Place, a_thing, place_text
 from fusegen.runtime.devices import Mapped
@@ -453,7 +453,8 @@ Number = int | float
 
 
 def scalar(graph: Graph, tensor: Tensor, value: object) -> Number:
-    """A run-time scalar as the number the kernel gets: f32 as a float, i32 as an int. Raises ArgumentError."""
+    """A run-time scalar as the number the kernel gets: f32 as a float, i32 as an int, u32 as the int of its bits.
+    Raises ArgumentError."""
     wanted = f"{graph.name} takes {tensor.name}: {tensor.dtype}"
     if isinstance(value, (int, float, np.generic)) and not isinstance(value, np.complexfloating):
         number = SCALARS[tensor.dtype](value)
@@ -487,8 +488,17 @@ def as_int(value: Any) -> int | None:
     return number if -(2**31) <= number < 2**31 else None
 
 
-SCALARS: Mapping[DType, Callable[[Any], Number | None]] = {f32: as_float, i32: as_int}
+def as_bits(value: Any) -> int | None:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return None
+    return (number if number < 2**31 else number - 2**32) if fits_u32(number) else None
+
+
+SCALARS: Mapping[DType, Callable[[Any], Number | None]] = {f32: as_float, i32: as_int, u32: as_bits}
 SCALAR_RANGES: Mapping[DType, str] = {
     f32: f"a number of magnitude up to {f32.largest:.8g}, an infinity or NaN",
     i32: "a whole number from -2147483648 to 2147483647",
+    u32: "a whole number from 0 to 4294967295",
 }

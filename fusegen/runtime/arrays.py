@@ -34,6 +34,7 @@ from fusegen.language.types import (
     i32,
     i64,
     u8,
+    u32,
 )  # fmt: skip
 
 Place = tuple[str, int]
@@ -202,6 +203,7 @@ TORCH_DTYPES: Mapping[str, DType] = {
     "torch.bool": b8,
     "torch.int8": i8,
     "torch.uint8": u8,
+    "torch.uint32": u32,
     "torch.float8_e4m3fn": f8e4m3,
     "torch.float8_e5m2": f8e5m2,
     "torch.float8_e4m3fnuz": f8e4m3fnuz,
@@ -316,7 +318,8 @@ READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 DLPACK_MAJOR = 1
 DLPACK_PLACES: Mapping[int, str] = {1: "cpu", 2: "cuda", 3: "cpu", 10: "hip", 11: "cpu", 13: "cuda"}
 DLPACK_DTYPES: Mapping[tuple[int, int], DType] = {
-    (2, 16): f16, (4, 16): bf16, (2, 32): f32, (0, 32): i32, (0, 64): i64, (0, 8): i8, (1, 8): u8, (6, 8): b8,
+    (2, 16): f16, (4, 16): bf16, (2, 32): f32, (0, 32): i32, (0, 64): i64, (0, 8): i8, (1, 8): u8, (1, 32): u32,
+    (6, 8): b8,
     (10, 8): f8e4m3, (11, 8): f8e4m3fnuz, (12, 8): f8e5m2, (13, 8): f8e5m2fnuz, (14, 8): f8e8m0,
 }  # fmt: skip
 DLPACK_CODES: Mapping[int, str] = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fusegen.language.types import DType, f32, i32
+from fusegen.language.types import DType, f32, i32, u32
 from fusegen.planner.launched import Text
 from fusegen.planner.model import Param
 from fusegen.runtime.arrays import CPU
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fusegen.emulator import Buffer
 
 RESIDENT = 2  # rows that blocks of a persistent plan are given at a time: few, so that they take several in turn
-VALUES: Mapping[DType, Any] = {f32: ctypes.c_float, i32: ctypes.c_int}
+VALUES: Mapping[DType, Any] = {f32: ctypes.c_float, i32: ctypes.c_int, u32: ctypes.c_int}
 
 
 class EmulatorDevice(Device):

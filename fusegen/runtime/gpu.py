@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
 from fusegen.errors import KernelError, MissingError
-from fusegen.language.types import DType, f32, i32
+from fusegen.language.types import DType, f32, i32, u32
 from fusegen.planner.launched import Launched, Text
 from fusegen.planner.model import Param
 from fusegen.runtime.devices import Device, Launch, Loaded, Mapped, Memory, Sending, sent_by_call
@@ -29,7 +29,7 @@ SLOT = 8  # bytes for each argument but a tensor map: the largest one's size and
 MAP_BYTES = 128  # of a CUtensorMap
 MAP_ALIGNMENT = 64
 CAPTURE_ERRORS = range(900, 909)  # of both drivers: what a stream that is being captured does not take
-VALUE_CODES: Mapping[DType, str] = {f32: "f4x", i32: "i4x"}  # struct's codes, padded to a slot
+VALUE_CODES: Mapping[DType, str] = {f32: "f4x", i32: "i4x", u32: "i4x"}  # struct's codes, padded to a slot
 
 
 Encode = Callable[[Mapped, int], bytes]

@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fusegen.language.types import F8, DType, b8, f8e5m2, f32, i8, i32, i64, u8
+from fusegen.language.types import F8, DType, b8, f8e5m2, f32, i8, i32, i64, u8, u32
 from fusegen.targets.atoms import Atom, Issuer
 
 # what every vendor spells alike; the functions named are of fusegen.emitting.prelude
 CTYPES: Mapping[DType, str] = {
-    f32: "float", i32: "int", i64: "long long", b8: "unsigned char",
+    f32: "float", i32: "int", u32: "unsigned", i64: "long long", b8: "unsigned char",
     i8: "signed char", u8: "unsigned char", **dict.fromkeys(F8, "unsigned char"),
 }  # fmt: skip
 TO_VALUE: Mapping[DType, str] = {
-    f32: "{0}", i32: "{0}", i64: "nearest_int({0})", b8: "{0} != 0",
+    f32: "{0}", i32: "{0}", u32: "{0}", i64: "nearest_int({0})", b8: "{0} != 0",
     i8: "static_cast<int>({0})", u8: "static_cast<int>({0})", **{d: f"{d}_value({{0}})" for d in F8},
 }  # fmt: skip
 FITTING: Mapping[DType, str] = {  # what surely is a number of the type, or an infinity that it has
-    i32: "{0}", i64: "{0}", i8: "static_cast<signed char>({0})", u8: "static_cast<unsigned char>({0})",
+    i32: "{0}", u32: "{0}", i64: "{0}", i8: "static_cast<signed char>({0})", u8: "static_cast<unsigned char>({0})",
     **{d: f"to_{d}({{0}})" for d in F8}, f8e5m2: "to_f8e5m2_or_infinity({0})",
 }  # fmt: skip
 TO_STORAGE: Mapping[DType, str] = {
-    f32: "{0}", i32: "{0}", i64: "{0}", b8: "static_cast<unsigned char>({0})",
+    f32: "{0}", i32: "{0}", u32: "{0}", i64: "{0}", b8: "static_cast<unsigned char>({0})",
     i8: "static_cast<signed char>(min(max({0}, -128), 127))", u8: "static_cast<unsigned char>(min(max({0}, 0), 255))",
     **{d: f"to_{d}({{0}})" for d in F8},
 }  # fmt: skip
@@ -39,7 +39,7 @@ class Spelling:
     file_suffix: str  # ".cu" or ".hip"
     headers: Mapping[DType, str]  # the header a storage type needs, if any
     ctype: Mapping[DType, str]  # the C type of a storage type
-    to_value: Mapping[DType, str]  # from the storage type to f32, i32 or bool
+    to_value: Mapping[DType, str]  # from the storage type to f32, i32, u32 or bool
     to_storage: Mapping[DType, str]  # and back, to nearest even
     barrier: str
     lanes: str  # a type with a bit for each lane of a warp

@@ -35,7 +35,7 @@ from fusegen.language.reference import PLACES
 from fusegen.language.scans import SCANS, ScanWay, Sorted
 from fusegen.language.selection import bare
 from fusegen.language.sizes import measured
-from fusegen.language.types import F8, b8, f4e2m1, f32, i32, i64, size_of
+from fusegen.language.types import F8, b8, f4e2m1, f32, i32, i64, size_of, u32
 from fusegen.planner.model import Plan
 from fusegen.validation.accumulation import (
     Accumulation,
@@ -94,7 +94,7 @@ def analyse_nodes(
     sizes = sizes_of(graph, [g.value for g in given])
     table: dict[Node, Bounded] = {}
     for tensor, operand in zip(graph.inputs, given, strict=True):
-        wide = {"float": np.float64, "int": np.int32, "bool": np.bool_}[tensor.dtype.kind]
+        wide = {f32: np.float64, i32: np.int32, u32: np.uint32, b8: np.bool_}[tensor.dtype.value]
         value = operand.value
         if tensor.dtype is i64:
             value = np.clip(value, int(i32.least), int(i32.largest))
@@ -231,7 +231,7 @@ def step(
         if isinstance(SCANS[node.op.name], Sorted):
             return in_order(node, args[0])
         return largest_kept(node, args[0], args[1], own) if len(args) > 1 else scanned(node, args[0], own)
-    if node.dtype is i32 and node.op.name not in RULES:
+    if node.dtype in (i32, u32) and node.op.name not in RULES:
         return whole(node, args)
     rule = RULES.get(node.op.name)
     if rule is not None:
@@ -259,7 +259,7 @@ def formula(text: str, arity: int) -> Callable[..., Array]:
 
 
 def apply(op: Op, values: Sequence[Array]) -> Array:
-    kind = {"i": i32, "b": b8}.get(np.asarray(values[-1]).dtype.kind, f32) if values else f32
+    kind = {"i": i32, "u": u32, "b": b8}.get(np.asarray(values[-1]).dtype.kind, f32) if values else f32
     ref, _ = op.forms.get(kind, (op.ref, op.expr))
     return formula(ref, op.arity)(*values)
 
@@ -277,8 +277,8 @@ def leaf(node: Node, graph: Graph, sizes: Mapping[str, int]) -> Bounded:
     value: Any = node.literal
     if node.size is not None:
         value = float(size_of(node.size, sizes))
-    if node.dtype is i32:
-        return exact(np.int32(value))
+    if node.dtype in (i32, u32):
+        return exact(node.dtype.numpy.type(value))
     if node.dtype is not f32:
         return exact(value)
     return bounded(np.float64(value), gap(np.float64(np.float32(value)), np.float64(value)))
@@ -314,7 +314,8 @@ def smooth(node: Node, args: list[Bounded]) -> Bounded:
 
 
 def whole(node: Node, args: list[Bounded]) -> Bounded:
-    """An op on i32, exact where its arguments are. Errors move it by its slopes, unless it may wrap meanwhile."""
+    """An op on i32 or u32, exact where its arguments are. Errors move an i32 by its slopes, unless it may wrap
+    meanwhile; those of an u32 are not followed."""
     value = apply(node.op, [a.value for a in args])
     if all(a.exact for a in args):
         return exact(value)
@@ -323,7 +324,7 @@ def whole(node: Node, args: list[Bounded]) -> Bounded:
     for index, arg in enumerate(wide):
         change = steepest(node.op, index, wide) * arg.error
         moved = moved + np.where(arg.error == 0, 0.0, np.where(np.isnan(change), np.inf, change))
-    if not node.op.slopes:  # bits
+    if not node.op.slopes or node.dtype is u32:  # bits
         return bounded(value, np.where(moved > 0, np.inf, 0.0))
     size = np.abs(formula(node.op.ref, node.op.arity)(*(a.value for a in wide)))
     return bounded(value, np.where((moved > 0) & (size + moved > LARGEST_INTEGER), np.inf, moved))
@@ -473,7 +474,7 @@ def remainder(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
 
 
 def widened(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
-    """i32 or b8 as f32: exact up to 2^24."""
+    """i32, u32 or b8 as f32: exact up to 2^24."""
     value = apply(op, [args[0].value])
     size = np.abs(value) + args[0].error
     return value, args[0].error + np.where(size > EXACT_INTEGERS, ULP / 2 * size, 0.0)
@@ -502,7 +503,7 @@ RULES: Mapping[str, Rule] = {
     "minimum": extreme,
     "relu": extreme,  # of something surely negative it is 0, and no root or quotient of that is in doubt
     **dict.fromkeys(("log1p", "tanh_log1p"), lambda op, args: rising(op, args[0])),
-    **dict.fromkeys(("floor", "ceil", "trunc", "round", "sign", "to_i32"), stepped),
+    **dict.fromkeys(("floor", "ceil", "trunc", "round", "sign", "to_i32", "to_u32"), stepped),
     **dict.fromkeys(("isnan", "isinf", "isfinite"), classified),
     "fmod": remainder,
     **dict.fromkeys((*CASTS, *PACKED_CASTS, "to_i8", "to_u8", "power_of_2_above", "power_of_2_below"), stepped),

@@ -23,6 +23,7 @@ from fusegen.language.types import (
     i32,
     i64,
     u8,
+    u32,
 )  # fmt: skip
 from fusegen.runtime.arrays import ArrayView
 from fusegen.runtime.devices import Device, Memory
@@ -37,6 +38,7 @@ POISON: Mapping[DType, tuple[int, int]] = {
     bf16: (0x7FDA, 0xB5A7),
     f32: (0x7FEDC0DE, 0xB5A7C0DE),
     i32: (0x5EDC0DE5, 0xB5A7C0DE - 2**32),
+    u32: (0x5EDC0DE5, 0xB5A7C0DE),
     i64: (0x5EDC0DE55EDC0DE5, 0xB5A7C0DEB5A7C0DE - 2**64),
     b8: (0xDA, 0xA7),  # neither True nor False
     f8e4m3: (0xFF, 0xA7),  # the NaN that no conversion gives

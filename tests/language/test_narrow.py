@@ -231,7 +231,7 @@ def test_a_cast_is_not_made_twice(target: Target) -> None:
         (lambda x: F.quantize(x, u8)[0], "u8 has no numbers below 0; give a scale, or quantize to i8"),
         (lambda x: F.quantize(untyped(3.0), i8), "quantize: found 3.0 where a traced value is wanted"),
         (lambda x: F.cast(x, i8, saturate=False), "cast: saturate=False, and i8 has no other number for what is"),
-        (lambda x: F.bitcast(x, i32), "bitcast: f16 as i32; it is between f32 and i32, and between 8-bit floats and"),
+        (lambda x: F.bitcast(x, i32), "bitcast: f16 as i32; it is between f32, i32 and u32, and between 8-bit"),
         (lambda x: F.cast(x, untyped("f8")), "cast: 'f8' is not a dtype that values can have; use f16, bf16"),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusegen import b8, bf16, chain, dims, f16, f32, i8, i32, u8
+from fusegen import b8, bf16, chain, dims, f16, f32, i8, i32, u8, u32
 from fusegen import ops as F
 from fusegen.errors import SpecError
 from fusegen.language.graph import Kind, Op
@@ -77,6 +77,7 @@ INDEPENDENT: dict[str, Callable[..., float]] = {
     "gelu_tanh": lambda a: a / (1 + math.exp(-2 * math.sqrt(2 / math.pi) * (a + 0.044715 * a**3))),
     "to_f32": float,
     "to_i32": math.trunc,
+    "to_u32": lambda a: max(0, math.trunc(a)),
     "to_b8": bool,
     "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b,
@@ -268,6 +269,9 @@ def map_chain(op: Op, cols: int) -> Chain:
     def to_i32(x: f32[M, N]) -> i32[M, N]:
         return F.cast(F.clip(x, -1e6, 1e6), i32)
 
+    def to_u32(x: f32[M, N]) -> u32[M, N]:
+        return F.cast(x * 1e6, u32)
+
     def to_i8(x: f32[M, N]) -> i8[M, N]:
         return F.cast(x * 100.0, i8)
 
@@ -300,6 +304,7 @@ def map_chain(op: Op, cols: int) -> Chain:
         "small_pow": power,
         "log_of_normal": normal,
         "to_i32": to_i32,
+        "to_u32": to_u32,
         "to_i8": to_i8,
         "to_u8": to_u8,
         "to_b8": to_b8,

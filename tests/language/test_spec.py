@@ -273,7 +273,7 @@ def test_scalar_of_f16_is_refused() -> None:
     def spec(x: f16[M, N], a: f16) -> f16[M, N]:
         return x * a
 
-    assert "scalars are f32 or i32" in wrong(spec)
+    assert "scalars are f32, i32 or u32" in wrong(spec)
 
 
 def test_parameter_with_a_default_is_refused() -> None:

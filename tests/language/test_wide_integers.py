@@ -147,5 +147,5 @@ def test_refusals() -> None:
             return F.dropout(x, 0.5, seed, 0)
 
     refused("i64 is for arrays, and values between ops are i32; cast to i32, and declare the output i64", cast)
-    refused("is a run-time scalar of i64; scalars are f32 or i32", scalar)
+    refused("is a run-time scalar of i64; scalars are f32, i32 or u32", scalar)
     refused("found a seed of i64, which is read as the nearest i32: large ones would be alike", seed)
