@@ -102,6 +102,14 @@ struct Meeting {
   Stamp made;    // of an mbarrier: by whom, and when
 };
 
+struct Join {
+  Known left;
+  Known right;
+  Known both;
+};
+
+constexpr u32 joins_kept = 8;
+
 struct Clocks {
   std::vector<ThreadOrder> threads;  // of the cluster, by author
   Clock fenced;                      // below these phases some fence.proxy.async has come behind an author's writes
@@ -109,9 +117,9 @@ struct Clocks {
   std::unordered_map<const void*, Meeting> meetings;
   std::vector<std::vector<Stamp>> readers;  // of cells, where there are several
   std::vector<u32> free_readers;
-  Known latest_left;
-  Known latest_right;
-  Known latest_join;
+  Known latest_fenced;  // what `fenced` has been joined with last
+  Join joins[joins_kept];
+  u32 next_join = 0;
 };
 
 // What a block has published by a fence and an atomic update. Blocks run one after another, so whoever updates the same

@@ -22,25 +22,30 @@ static void join(Clock& into, const Clock& other) {
   if (into.size() < other.size()) {
     into.resize(other.size());
   }
-  for (u64 i = 0; i < other.size(); ++i) {
-    into[i] = std::max(into[i], other[i]);
+  u32* __restrict to = into.data();
+  const u32* __restrict from = other.data();
+  for (u64 i = 0, count = other.size(); i < count; ++i) {
+    to[i] = to[i] > from[i] ? to[i] : from[i];
   }
 }
 
-// Clocks are shared between threads that know the same, and the latest join is often asked for again.
+// Clocks are shared between threads that know the same, and the latest joins are often asked for again: by all threads of
+// a warpgroup, while others wait for something else.
 static Known joined(const Known& left, const Known& right) {
   if (!left || !right || left == right) {
     return left ? left : right;
   }
   Clocks& all = clocks();
-  if (all.latest_left != left || all.latest_right != right) {
-    Clock both = *left;
-    join(both, *right);
-    all.latest_left = left;
-    all.latest_right = right;
-    all.latest_join = std::make_shared<const Clock>(std::move(both));
+  for (const Join& made : all.joins) {
+    if (made.left == left && made.right == right) {
+      return made.both;
+    }
   }
-  return all.latest_join;
+  Clock both = *left;
+  join(both, *right);
+  Join& made = all.joins[all.next_join++ % joins_kept];
+  made = {left, right, std::make_shared<const Clock>(std::move(both))};
+  return made.both;
 }
 
 static u32 known_of(const Known& known, u32 author) { return known && author < known->size() ? (*known)[author] : 0; }
@@ -148,7 +153,10 @@ void clocks_begin_cluster(Checker& checker, u32 threads) {
   all.meetings.clear();
   all.fenced.clear();
   all.fenced_mbarriers.clear();
-  all.latest_left = all.latest_right = all.latest_join = nullptr;
+  all.latest_fenced = nullptr;
+  for (Join& made : all.joins) {
+    made = {};
+  }
 }
 
 // --- fences and atomic updates: to publish is to give away what one knows, too
@@ -182,11 +190,13 @@ void checker_fence_proxy(const Fiber& fiber) {
   Critical critical;
   Clocks& all = clocks();
   ThreadOrder& thread = all.threads[author_of(fiber)];
-  if (thread.known) {
+  if (thread.known && thread.known != all.latest_fenced) {  // threads that have met know the same
     join(all.fenced, *thread.known);
+    join(all.fenced_mbarriers, *thread.known);
+    all.latest_fenced = thread.known;
   }
   learn(all.fenced, author_of(fiber), thread.phase + 1);
-  join(all.fenced_mbarriers, all.fenced);
+  learn(all.fenced_mbarriers, author_of(fiber), thread.phase + 1);
   thread.phase = ++worker->checker->phase;
 }
 

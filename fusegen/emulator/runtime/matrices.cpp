@@ -17,12 +17,26 @@ namespace simt {
 
 void multiply_add(double* d, const float* a, const float* b, u32 m, u32 n, u32 k) {
   for (u32 row = 0; row < m; ++row) {
-    for (u32 depth = 0; depth < k; ++depth) {
-      const double left = a[row * k + depth];
-      const float* right = b + depth * n;
-      double* sums = d + row * n;
+    double* __restrict sums = d + row * n;
+    const float* left = a + row * k;
+    u32 depth = 0;
+    for (; depth + 4 <= k; depth += 4) {  // four at a time, one behind the other: the sums stay in registers
+      const double l0 = left[depth], l1 = left[depth + 1], l2 = left[depth + 2], l3 = left[depth + 3];
+      const float *r0 = b + depth * n, *r1 = r0 + n, *r2 = r1 + n, *r3 = r2 + n;
       for (u32 column = 0; column < n; ++column) {
-        sums[column] += left * right[column];
+        double sum = sums[column];
+        sum += l0 * r0[column];
+        sum += l1 * r1[column];
+        sum += l2 * r2[column];
+        sum += l3 * r3[column];
+        sums[column] = sum;
+      }
+    }
+    for (; depth < k; ++depth) {
+      const double l0 = left[depth];
+      const float* r0 = b + depth * n;
+      for (u32 column = 0; column < n; ++column) {
+        sums[column] += l0 * r0[column];
       }
     }
   }

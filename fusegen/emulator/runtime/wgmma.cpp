@@ -266,6 +266,8 @@ static Wgmma operation_of(const Warpgroup& group) {
   }
   const int sign = scaled ? static_cast<int>(rest[2].bits) * static_cast<int>(rest[3].bits) : 1;
   operation.sign = static_cast<float>(sign);
+  operation.sums.reserve(warpgroup_threads * each);
+  operation.fragments.reserve(operation.a_in_registers ? warpgroup_threads * 4 : 0);
   for (u32 thread = 0; thread < warpgroup_threads; ++thread) {
     const WgmmaOperand* mine = group.issues[thread]->operands;
     for (u32 i = 0; i < each; ++i) {
@@ -321,6 +323,7 @@ static void start(Warpgroup& group) {
   if (!worker->adversarial) {
     land(operation);
   } else if (!continues) {  // otherwise it adds to what the earlier one will leave
+    operation.addends.reserve(operation.sums.size());
     for (float* sum : operation.sums) {
       operation.addends.push_back(*sum);
       *sum = __builtin_nanf("");
@@ -333,6 +336,15 @@ static void start(Warpgroup& group) {
     const auto* first = reinterpret_cast<const char*>(operation.sums[thread * each]);
     const auto* last = reinterpret_cast<const char*>(operation.sums[thread * each + each - 1]);
     const bool one_array = last - first == static_cast<i64>((each - 1) * sizeof(float));
+    if (order.pending == 0) {
+      order.under_way = {};
+    }
+    order.under_way.include(operation.spans[thread]);
+    for (u32 i = 4 * thread; operation.a_in_registers && i < 4 * thread + 4; ++i) {
+      if (operation.fragments[i].place) {
+        order.under_way.include(reinterpret_cast<const float*>(operation.fragments[i].place));
+      }
+    }
     ++order.pending;
     order.low = one_array ? first : nullptr;
     order.high = one_array ? last + sizeof(float) : nullptr;
@@ -439,7 +451,7 @@ void end_wgmma(const Fiber& fiber) {
 // does not write what is still read as a register of A.
 void touch_registers(Fiber& fiber, const char* place, u64 bytes, const char* verb, bool writes, const void* site) {
   WgmmaOrder& order = fiber.wgmma;
-  if (order.pending) {
+  if (order.pending && order.under_way.meets(place, bytes)) {
     const Warpgroup& group = warpgroup_of(fiber);
     const u32 thread = fiber.linear - group.first_thread;
     for (const Wgmma& operation : group.pending) {

@@ -10,16 +10,6 @@ namespace simt {
 
 constexpr u32 warpgroup_threads = 128;
 
-// Of one thread.
-struct WgmmaOrder {
-  u32 group = 0;        // that an instruction issued now belongs to: counts the thread's commits
-  u32 pending = 0;      // instructions that it has not waited for
-  bool fenced = false;  // by wgmma.fence, and the latest accumulators have not been touched since
-  bool arrived = false;
-  const char* low = nullptr;  // of the latest accumulators, where they are one array
-  const char* high = nullptr;
-};
-
 struct Span {
   const char* low;
   const char* high;
@@ -29,7 +19,22 @@ struct Span {
     low = low && low < first ? low : first;
     high = high > first + sizeof *value ? high : first + sizeof *value;
   }
+  void include(const Span& other) {
+    low = low && low < other.low ? low : other.low;
+    high = high > other.high ? high : other.high;
+  }
   bool meets(const char* place, u64 bytes) const { return place < high && low < place + bytes; }
+};
+
+// Of one thread.
+struct WgmmaOrder {
+  u32 group = 0;        // that an instruction issued now belongs to: counts the thread's commits
+  u32 pending = 0;      // instructions that it has not waited for
+  bool fenced = false;  // by wgmma.fence, and the latest accumulators have not been touched since
+  bool arrived = false;
+  const char* low = nullptr;  // of the latest accumulators, where they are one array
+  const char* high = nullptr;
+  Span under_way{};  // from the first register of an instruction that it has not waited for to the last
 };
 
 // 64 x 16 of A, or 16 x n of B, in shared memory; of tf32 8 deep, of 8 bits 32.
