@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass, replace
 
 from fusegen.errors import NoPlan
-from fusegen.language.graph import Graph, Node, Tensor, plain
+from fusegen.language.graph import Graph, Kind, Node, Tensor, plain
 from fusegen.language.one_kernel import of_gathers, of_scatters
 from fusegen.language.types import DType, size_of
 from fusegen.language.views import View
@@ -39,6 +39,8 @@ from fusegen.targets.base import Target
 
 MOST_STATES = 2000
 ENOUGH_STATES = 150  # where there is a program: of a decoder layer, 100 more undercut it by 0.1 us of 170, and took 7 s
+PATIENT_STATES = 170  # without a program, which a decoder layer has by then; then those go first that leave the least to cut
+EASY = (Kind.INPUT, Kind.LEAF, Kind.MAP, Kind.VIEW)  # of which a kernel holds any number
 MOST_TOLD = 20  # of the cuts looked at, in a plan
 STUCK_US = 5.0  # of a kernel that must still be cut, beside its bytes: another launch
 
@@ -115,8 +117,9 @@ class Search:
     def run(self, below_us: float = math.inf, most_states: int = MOST_STATES, views: bool = False) -> Found | None:
         """The cheapest state whose kernels can all be planned; None where there is none below that time.
 
-        Until one is found, states that need the fewest more cuts come first; then those that can undercut it by the
-        most. States that write what no kernel reads come last."""
+        Until one is found, states that need the fewest more cuts come first, and after PATIENT_STATES those that leave
+        the least to cut; then those that can undercut it by the most. States that write what no kernel reads come
+        last."""
         best: Found | None = None
         first = self.look(frozenset())
         if first.whole and first.time_us < below_us:
@@ -125,7 +128,12 @@ class Search:
                 return first  # one kernel, as of a chain without views (`program_instead`)
         queue: list[tuple[float, float, int, Found]] = [(0, first.time_us, 0, first)]
         seen = {first.state}
+        impatient = False
         while queue and len(seen) < most_states:
+            if best is None and not impatient and len(seen) > PATIENT_STATES:
+                impatient = True
+                queue = [(self.left_over(found), bound, number, found) for _, bound, number, found in queue]
+                heapq.heapify(queue)
             if best is not None and len(seen) >= min(most_states, ENOUGH_STATES):
                 break
             *_, found = heapq.heappop(queue)
@@ -151,11 +159,17 @@ class Search:
                     if diving:
                         queue = [(bound, stuck, number, found) for stuck, bound, number, found in queue]
                         heapq.heapify(queue)
-                stuck = sum(not kernel.plans for kernel in other.kernels)
+                stuck = self.left_over(other) if impatient else sum(not kernel.plans for kernel in other.kernels)
                 bound = math.inf if idle else other.time_us  # without what is not read it is the same for less
                 rank = (stuck, bound) if best is None else (bound, stuck)
                 heapq.heappush(queue, (*rank, len(seen), other))
         return best
+
+    def left_over(self, found: Found) -> int:
+        """How many reductions, scans, products and the like the kernels hold that can't be planned."""
+        stuck = [kernel for kernel in found.kernels if not kernel.plans]
+        inside = (cutting.cone(self.graph, [n for n, _, _ in kernel.makes], found.state)[0] for kernel in stuck)
+        return sum(node.op.kind not in EASY for nodes in inside for node in nodes)
 
     def idle(self, found: Found) -> bool:
         return bool(self.unread(found))
