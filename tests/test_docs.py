@@ -136,7 +136,10 @@ def test_python_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def commands() -> Iterator[object]:
-    seen = set()
+    """All but what `make check` runs beside the tests, half a minute's work."""
+    check = (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0]
+    seen = {"fusegen emit --check"}
+    assert all(f"$(IN)/{command}\n" in f"{check}\n" for command in seen)
     for page in PAGES:
         for _, _, block in blocks(page, "sh"):
             for line in (line.partition("#")[0].strip() for line in block.splitlines()):

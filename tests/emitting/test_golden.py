@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.cli.programs import kernel_candidates
+from fusegen.cli.programs import units
 from fusegen.emitting import golden
 from fusegen.errors import Drift, MissingError, RequestError
 from fusegen.language.spec import Chain, load_chains
 from fusegen.language.types import size_of
+from fusegen.pipeline import Built, BuiltJoined, build, build_joined
 from fusegen.planner.products.factors import lacking
+from fusegen.planner.programs.side_by_side import JoinedPlan
 from fusegen.targets import GOLDEN_TARGETS, H200, L40S, MI300X, Target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,20 +55,21 @@ def specs(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------- the project's own
 
 
-EMITTED: dict[tuple[str, str], tuple[golden.File, ...]] = {}
-
-
-def emitted(chain: Chain, gpu: Target) -> tuple[golden.File, ...]:
-    """Once for all tests."""
-    key = chain.name, gpu.name
-    if key not in EMITTED:
-        EMITTED[key] = golden.emitted(chain, gpu)
-    return EMITTED[key]
+def of_chain(chain: Chain, gpu: Target) -> set[Path]:
+    """The committed files that a chain's name says are its own."""
+    folder = ROOT / "generated" / gpu.folder
+    alone = (folder / f"{chain.name}{gpu.spelling.file_suffix}", folder / f"{chain.name}_reference.py")
+    found = (*filter(Path.exists, alone), *(folder / chain.name).glob("*"))
+    return {path.relative_to(ROOT / "generated") for path in found}
 
 
 @each_pair
-def test_committed_sources_are_what_is_emitted(chain: Chain, gpu: Target, request: pytest.FixtureRequest) -> None:
-    files = emitted(chain, gpu)
+def test_committed_sources_are_what_is_emitted_and_pass_the_gate(
+    chain: Chain, gpu: Target, request: pytest.FixtureRequest
+) -> None:
+    """The kernels that an untuned `compile` hands out are the golden ones: a planner's first choice neither spills nor
+    has a stack frame."""
+    files = golden.emitted(chain, gpu)
     if request.config.getoption("--update-golden"):
         golden.write(files, ROOT / "generated")
     if differences := golden.compare(files, ROOT / "generated"):
@@ -74,28 +77,28 @@ def test_committed_sources_are_what_is_emitted(chain: Chain, gpu: Target, reques
         pytest.fail(
             f"{diff}\n`make golden` or `pytest --update-golden` writes them anew; review the diff", pytrace=False
         )
-
-
-def test_no_committed_source_is_stale(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--update-golden"):
-        golden.update(ROOT / "specs", ROOT / "generated")
-    files = [file for chain, gpu in PAIRS for file in emitted(chain, gpu)]
-    stale = [d for d in golden.compare(files, ROOT / "generated", stale_in=GOLDEN_TARGETS) if d.kind == "stale"]
-    assert not stale, "no spec makes these: " + ", ".join(map(str, stale))
-
-
-@each_pair
-def test_the_gate_takes_what_is_emitted(chain: Chain, gpu: Target) -> None:
-    """The kernels that an untuned `compile` hands out are the golden ones: a planner's first choice neither spills nor
-    has a stack frame."""
-    from fusegen.pipeline import build
-
-    for found, file in zip(kernel_candidates(chain, gpu), emitted(chain, gpu), strict=False):
+    assert request.config.getoption("--update-golden") or of_chain(chain, gpu) == {file.path for file in files}
+    for found, file in zip(units(chain, gpu), files, strict=False):
         try:
-            built = build(found.graph.written, gpu, found.plans[0].layout, tuned=False, known=found)
+            built: Built | BuiltJoined = (
+                build_joined(found) if isinstance(found, JoinedPlan)
+                else build(found.graph.written, gpu, found.plans[0].layout, tuned=False, known=found)
+            )  # fmt: skip
         except MissingError as missing:
             pytest.skip(str(missing).splitlines()[0])
         assert built.source.text == file.text, "\n".join(v.reason for v in built.verdicts)
+        assert isinstance(built, Built) or built.verdicts[0].passed
+
+
+def test_no_committed_source_is_of_no_chain(request: pytest.FixtureRequest) -> None:
+    """Of those of a chain, the test above says which there are."""
+    if request.config.getoption("--update-golden"):
+        golden.update(ROOT / "specs", ROOT / "generated")
+    for gpu in GOLDEN_TARGETS:
+        folder = ROOT / "generated" / gpu.folder
+        known = {path for chain, other in PAIRS if other is gpu for path in of_chain(chain, gpu)}
+        there = {path.relative_to(ROOT / "generated") for path in folder.rglob("*") if path.is_file()}
+        assert there == known, "no spec makes these"
 
 
 ALONE = """

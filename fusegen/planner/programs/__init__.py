@@ -10,9 +10,10 @@ from importlib import import_module
 
 from fusegen.errors import NoPlan
 from fusegen.language.axes import column_reductions
-from fusegen.language.graph import plain
+from fusegen.language.graph import Graph, plain
 from fusegen.planner.model import Candidates
 from fusegen.planner.programs.model import ProgramPlan
+from fusegen.targets.base import Target
 
 # Of one kernel's estimate: several are taken only below it. Estimates of two kinds of kernels may be 15 % off each, in
 # opposite directions, and a program needs a workspace.
@@ -36,17 +37,28 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
             return None
         if not computed or least.floor_us > WORTH_CUTTING * least.time_us:
             return None
-    search = import_module("fusegen.planner.programs.search")
+    limits = (WORTH_CUTTING * found.plans[0].cost.time_us, FEW_STATES) if found.plans else ()
     try:
-        if found.plans:
-            program = search.cheapest(graph, target, WORTH_CUTTING * found.plans[0].cost.time_us, FEW_STATES)
-        else:
-            program = search.cheapest(graph, target)
+        return cheapest(graph, target, *limits)
     except NoPlan as cut:
         if found.plans:
             return None
         raise alone(found, cut) from None
-    assert isinstance(program, ProgramPlan)
+
+
+def cheapest(graph: Graph, target: Target, *limits: float) -> ProgramPlan:
+    """The result of a search, which stays with the graph: `plan` and `compile` of one chain search once."""
+    known: dict[tuple[object, ...], ProgramPlan | NoPlan] = graph.__dict__.setdefault("cheapest programs", {})
+    key = (target, *limits)
+    if key not in known:
+        search = import_module("fusegen.planner.programs.search")
+        try:
+            known[key] = search.cheapest(graph, target, *limits)
+        except NoPlan as error:
+            known[key] = error
+    program = known[key]
+    if isinstance(program, NoPlan):
+        raise program.with_traceback(None)
     return program
 
 

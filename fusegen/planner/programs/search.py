@@ -39,7 +39,7 @@ from fusegen.targets.base import Target
 
 MOST_STATES = 2000
 ENOUGH_STATES = 150  # where there is a program: of a decoder layer, 100 more undercut it by 0.1 us of 170, and took 7 s
-PATIENT_STATES = 170  # without a program, which a decoder layer has by then; then those go first that leave the least to cut
+PATIENT_STATES = 170  # without a program, which a decoder layer has by then: the least left to cut goes first then
 EASY = (Kind.INPUT, Kind.LEAF, Kind.MAP, Kind.VIEW)  # of which a kernel holds any number
 MOST_TOLD = 20  # of the cuts looked at, in a plan
 STUCK_US = 5.0  # of a kernel that must still be cut, beside its bytes: another launch
