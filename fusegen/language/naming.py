@@ -83,7 +83,8 @@ PRODUCT_FRAME = frozenset(
     cluster_rows own_cols warpgroup line_bytes segment_bytes left_bytes right_bytes box_bytes statistics_at address_bits
     full_k tile_rows tile_cols tile_k stages split_k steps warp_rows warp_cols threads tiles_across group group_tiles
     slice_elements slice_bytes at_once band_rows sums_stride group_floats period load_matrices sum_row sum_col
-    load_matrices_across load_two_matrices load_two_matrices_across """.split()  # noqa: SIM905
+    load_matrices_across load_two_matrices load_two_matrices_across neighbours n32 fetch_scales of_rows
+    of_columns""".split()  # noqa: SIM905
 )
 # the same of the template for two products with a softmax between them
 ATTENTION_FRAME = frozenset(
@@ -117,7 +118,7 @@ TENSOR_SUFFIXES = (
 NAMED = (Kind.INPUT, Kind.PRODUCT, Kind.REDUCE, Kind.GROUP, Kind.SCAN, Kind.SELECT)
 FACTOR_SUFFIXES = (
     "_ld", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
-    "_lane", "_col", "_slice", "_slices", "_box", "_stage", "_ahead", "_step", "_batch",
+    "_lane", "_col", "_slice", "_slices", "_box", "_stage", "_ahead", "_step", "_batch", "_eight",
 )  # fmt: skip
 SIDE_BY_SIDE = "right"  # what products of several widths call the right factor of a block
 RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's own (C++17, [lex.name])

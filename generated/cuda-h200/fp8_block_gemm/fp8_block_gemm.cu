@@ -216,6 +216,7 @@ fp8_block_gemm(
     float sums[2][64];
     int stage = 0;
     unsigned parity = 0;
+    if (own == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");  // the first turn is the first consumer's
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const Place at = place_of(tile, tiles_down);
       const int row0 = at.row0 + own * (tile_rows / 2) + warp * 16;  // the warp's first
@@ -225,20 +226,34 @@ fp8_block_gemm(
         for (int j = 0; j < 64; ++j) sums[i][j] = 0.0f;
       }
       float partial[64];  // sums of each slice: the tensor cores keep 14 bits of them
+      // scales of the slice that comes next, so that nothing waits for them: of a thread's rows, and of 128 columns
+      float of_rows[2][2], of_columns[1];
+      const auto fetch_scales = [&](int step) {
+        #pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          #pragma unroll
+          for (int r8 = 0; r8 < 2; ++r8) {
+            const long long row = row0 + i * 64 + r8 % 2 * 8 + lane / 4;
+            of_rows[i][r8] = row < rows ? sx_ptr[row + step * sx_ld] : 0.0f;
+          }
+        }
+        of_columns[0] = sw_ptr[at.col0 / 128 * sw_ld + step];
+      };
+      fetch_scales(0);
       for (int step = 0; step < steps; ++step) {
         float scale[1][2][2];  // of this slice's blocks: of a row, times of 128 columns
         #pragma unroll
         for (int i = 0; i < 2; ++i) {
           #pragma unroll
           for (int r8 = 0; r8 < 2; ++r8) {
-            const long long row = row0 + i * 64 + r8 % 2 * 8 + lane / 4;
-            const float of_row = row < rows ? sx_ptr[row + step * sx_ld] : 0.0f;
-            scale[0][i][r8] = of_row * sw_ptr[at.col0 / 128 * sw_ld + step];
+            scale[0][i][r8] = of_rows[i][r8] * of_columns[0];
           }
         }
+        if (step + 1 < steps) fetch_scales(step + 1);
         wait_at(full + 8 * stage, parity);
         #pragma unroll
         for (int i = 0; i < 2; ++i) {
+          asm volatile("bar.sync %0, 256;" :: "r"(1 + own) : "memory");  // its turn to ask for products
           asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
           #pragma unroll
           for (int k = 0; k < 4; ++k) {
@@ -247,6 +262,7 @@ fp8_block_gemm(
                 right_slices + stage * (right_bytes / 16) + k * 2, k != 0);
           }
           asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+          asm volatile("bar.arrive %0, 256;" :: "r"(2 - own) : "memory");  // the other's turn
           asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
           fence_sums(partial);
           #pragma unroll
@@ -296,6 +312,7 @@ fp8_block_gemm(
         }
       }
     }
+    if (own == 0) asm volatile("bar.sync 1, 256;" ::: "memory");  // it was told of a turn that it does not take
     if (lane == 0) wait_stores<0>();
   }
 }
