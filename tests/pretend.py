@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fusegen.planner.launched import Text
 from fusegen.planner.model import Source
 from fusegen.runtime.arrays import CPU
 from fusegen.runtime.devices import Bytes, Launch, Loaded, Memory, Sending, sent_by_call
@@ -38,7 +39,8 @@ class PretendGpu(GpuDevice):
         self.asked.append(name)
         self.clock += us
 
-    def load(self, source: Source, binary: Any) -> Loaded:
+    def load(self, source: Text, binary: Any) -> Loaded:
+        assert isinstance(source, Source)
         return Pretended(self, source)
 
     def empty(self, nbytes: int) -> Memory:

@@ -20,6 +20,7 @@ from fusegen.emitting.rendering import render
 from fusegen.emulator import EmulatorUnavailable, toolchain
 from fusegen.errors import ArgumentError, KernelError, RequestError, ValidationError
 from fusegen.language.spec import load_chains
+from fusegen.planner.launched import Text
 from fusegen.planner.model import Layout, Plan, Source
 from fusegen.runtime import finding
 from fusegen.runtime.cache import Entry, KernelCache, key_of
@@ -159,7 +160,7 @@ class Slice(PretendGpu):
         super().__init__()
         self.room = room
 
-    def load(self, source: Source, binary: Any) -> Loaded:
+    def load(self, source: Text, binary: Any) -> Loaded:
         if source.plan.cluster > self.room:
             raise KernelError(f"no room for a cluster of {source.plan.cluster} blocks")
         return super().load(source, binary)

@@ -16,6 +16,7 @@ from fusegen.errors import ArgumentError, RequestError, SpecError
 from fusegen.language.reference import reference
 from fusegen.language.spec import Chain
 from fusegen.measuring.operands import operands as operands_to_time
+from fusegen.planner.model import Source
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import target
 from fusegen.validation import validate
@@ -176,6 +177,7 @@ def test_validation_catches(models: str) -> None:
     spec = SHIPPED["kv_cache_write"].at(T=5, H=3, D=32, P=11, V=20)
     program = made(spec)
     (kernel,) = program.kernels
+    assert isinstance(kernel.source, Source)
     text = kernel.source.text.replace(*BROKEN[models])
     assert text != kernel.source.text
 

@@ -22,6 +22,7 @@ from fusegen.emulator import EmulatorUnavailable, KernelFault, compiler
 from fusegen.errors import ArgumentError, KernelError, MissingError
 from fusegen.language.spec import Chain
 from fusegen.planner import candidates, plan
+from fusegen.planner.launched import Text
 from fusegen.planner.model import Layout, Source
 from fusegen.runtime import called
 from fusegen.runtime.arrays import ArrayView, contiguous_strides
@@ -394,7 +395,7 @@ class PretendGpu(EmulatorDevice):
     def order(self, stream: int, after: int) -> None:
         self.asked.append(("order", stream, after))
 
-    def load(self, source: Source, binary: object) -> Any:
+    def load(self, source: Text, binary: object) -> Any:
         loaded = super().load(source, None)
         assert isinstance(loaded, EmulatedLoaded)
         device = self

@@ -18,6 +18,7 @@ from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import ArgumentError
 from fusegen.language.reference import reference
 from fusegen.language.spec import Chain
+from fusegen.planner.model import Plan
 from tests.chains_cut import logits_topk, lora, mlp, residual_norm
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
@@ -274,4 +275,5 @@ def test_copies_and_pickles() -> None:
 def test_each_kernel_is_there_to_look_at() -> None:
     program = made(mlp)
     assert [source.plan.name for source in program.sources] == ["mlp_h", "mlp_out"]
-    assert all(kernel.plan.graph.outputs[0].dtype in (bf16, f32) for kernel in program.kernels)
+    plans = [kernel.plan for kernel in program.kernels]
+    assert all(isinstance(p, Plan) and p.graph.outputs[0].dtype in (bf16, f32) for p in plans)

@@ -23,6 +23,7 @@ from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import ArgumentError, FusegenError
 from fusegen.language.spec import Chain
 from fusegen.planner import plan
+from fusegen.planner.launched import Text
 from fusegen.planner.model import Layout, Source
 from fusegen.runtime import guards, native, shortcuts
 from fusegen.runtime.devices import Block, Launch, Loaded, Sending
@@ -153,7 +154,7 @@ class Launched(EmulatedLoaded):
 
 
 class LaunchingDevice(EmulatorDevice):
-    def load(self, source: Source, binary: Any) -> Loaded:
+    def load(self, source: Text, binary: Any) -> Loaded:
         loaded = super().load(source, binary)
         assert isinstance(loaded, EmulatedLoaded)
         return Launched(self, loaded.kernel, source)
