@@ -65,6 +65,7 @@ Transport = Literal[  # how elements get from memory to where they are used, or 
     "plain",  # by loads and stores, through a thread's registers
     "cp.async",  # to shared memory past the registers, up to 16 bytes a thread
     "cp.async evict-first",  # the same, and the L2 cache is told that they are read once
+    "quads",  # the four lanes that have a row swap pairs of 8 bits, and each stores 8 neighbours
     "tensor",  # boxes of a tensor between memory and shared memory, by one thread and a map
 ]
 

@@ -290,6 +290,7 @@ class SumSpeller(GemmWords):
                 *(self.declared(load, vector) for load in moving if load not in each),
                 *([] if plan.run else self.group_sums(output_group)),
                 *self.group_row(output_group),
+                *taken(output_group, output_group.steps, self.slot(output_group)),
             ],
             "body": self.group_body(output_group, each),
             "stores": [self.store(store.access, vector) for store in output_group.stores],
@@ -319,6 +320,7 @@ class SumSpeller(GemmWords):
                 f"{number} < {-(-output_group.cols // width)}" if run and cols else "",  # has the warp columns?
             ),
             "cols": cols,
+            "elements": bool(output_group.stores),
             "row": self.reduced_row(output_group),
             "steps": [self.reduced_step(output_group, place, number) for place in range(len(output_group.steps))],
         }
@@ -337,27 +339,37 @@ class SumSpeller(GemmWords):
 
     def reduced_step(self, output_group: OutputGroup, place: int, number: str) -> Mapping[str, Any]:
         steps = output_group.steps
-        step = steps[place]
+        step, later_bodies = steps[place], (*steps[place + 1 :], output_group)
         loads = tuple(load for load in output_group.loads if load.value in asked(step))
         col = "col + j" if self.plan.run else "col"
 
         def read(load: Load) -> str:
             return self.to_value(load.access.dtype, f"*({self.at(load.access, col)})")
 
-        lines = []
-        for own, product in enumerate(output_group.contractions):
+        lines, later = [], output_group.held and place > 0
+        for own, product in enumerate(() if later else output_group.contractions):
             in_registers = f"{self.sum_name(own)}_sums{self.own_sum(output_group)}" if self.plan.run else ""
             value = in_registers or f"{self.sum_name(own)}_shared[m * sums_stride + n]"
             lines.append(f"const float {product.value} = {value};")
+        held = f"{self.sum_name(0)}_sums{self.own_sum(output_group)}" if output_group.held else ""
+        if later:
+            lines.append(f"const float {output_group.held} = {held};")
         lines += element_lines(replace(step, loads=loads, reductions=()), Element(read, col=col), self)
+        if held and not later:
+            lines.append(f"{held} = {output_group.held};")
         return {
-            "parts": [part_words(r, "partner(v, step)", self) for r in step.reductions],
-            "kept": kept(step, steps),
+            "parts": [part_words(r, "partner(v, step)", later_bodies, self) for r in step.reductions],
+            "kept": kept(step, (*steps, output_group)),
             "takes": taken(step, steps[:place], "r"),
             "lines": [*lines, *(updated(r, "r", self) for r in step.reductions)],
             "behind": self.statements(step.row_body),
             "stores": [f"*({self.at(s.access, number)}) = {self.stored(s)};" for s in step.row_stores],
         }
+
+    def slot(self, output_group: OutputGroup) -> str:
+        """Which of a lane's rows a pass takes."""
+        pieces = self.plan.run // output_group.vector if self.plan.run else 0
+        return (f"v / {pieces}" if pieces > 1 else "v") if pieces else "0"
 
     def shared_places(self, output_group: OutputGroup) -> Mapping[str, Any]:
         """The places (m, n) of a tile that a thread takes in turn from shared memory: threads side by side."""
@@ -457,7 +469,10 @@ class SumSpeller(GemmWords):
 
     def group_body(self, output_group: OutputGroup, each: Iterable[Load]) -> list[str]:
         lines = []
-        for place, product in enumerate(output_group.contractions):
+        if output_group.held:
+            own = f"{self.sum_name(0)}_sums{self.own_sum(output_group)}"
+            lines.append(f"const float {output_group.held} = {own};")
+        for place, product in enumerate(() if output_group.held else output_group.contractions):
             if self.plan.run:
                 own = f"{self.sum_name(place)}_sums{self.own_sum(output_group)}"
                 lines.append(f"const {self.sum_type} {product.value} = {own};")

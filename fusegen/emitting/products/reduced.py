@@ -10,13 +10,17 @@ from fusegen.emitting.prelude import reducer_of
 from fusegen.planner.model import Body, Reduction, used_by
 
 
-def part_words(r: Reduction, other: str, words: Dialect) -> Mapping[str, str]:
-    """A reduction's part of a thread, and what two lanes make of theirs. `other`: the other lane's `v`."""
+def part_words(r: Reduction, other: str, later: Sequence[Body], words: Dialect) -> Mapping[str, str | bool]:
+    """A reduction's part of a thread, and what two lanes make of theirs; is the result `kept` for later bodies?
+    `other`: the other lane's `v`."""
     reducer = reducer_of(r.kind, r.dtype)
     words.functions.update(reducer.needs)
     merge = re.sub(r"\bv\b", r.results[0], reducer.merge.format(other))
     start = words.noted(reducer.start)
-    return {"ctype": reducer.ctype, "name": r.part, "start": start, "result": r.results[0], "merge": merge}
+    kept = any(r.results[0] in asked(body) for body in later)
+    return {
+        "ctype": reducer.ctype, "name": r.part, "start": start, "result": r.results[0], "merge": merge, "kept": kept,
+    }  # fmt: skip
 
 
 def updated(r: Reduction, place: str, words: Dialect) -> str:
@@ -30,8 +34,8 @@ def updated(r: Reduction, place: str, words: Dialect) -> str:
 
 
 def asked(step: Body) -> frozenset[str]:
-    """The values that a step's elements are made of, and those that it reduces."""
-    return used_by(step.body) | {r.value for r in step.reductions}
+    """The values that a step's elements are made of, and those that it reduces or stores."""
+    return used_by(step.body) | {r.value for r in step.reductions} | {s.value for s in step.stores}
 
 
 def taken(step: Body, earlier: Sequence[Body], place: str) -> list[str]:

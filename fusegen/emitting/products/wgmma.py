@@ -13,8 +13,8 @@ from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import VALUE_TYPES, ZEROS, all_of
 from fusegen.emitting.hopper import box_functions, constraint_of, wgmma
 from fusegen.emitting.products.reduced import asked, kept, part_words, taken, updated
-from fusegen.emitting.products.wgmma_promoted import PromotedSpeller
 from fusegen.emitting.products.wgmma_sizes import sizes
+from fusegen.emitting.products.wgmma_stores import PAIR_TYPES, PAIRS, StoreSpeller
 from fusegen.language.types import DType, bf16, f16
 from fusegen.planner.model import Body, Load, Reduction, Store, counts, used_by
 from fusegen.planner.products.parts import Operand, OutputGroup
@@ -29,18 +29,13 @@ from fusegen.planner.products.wgmma import (
 SWIZZLE_128 = ("swizzle_128", "1ull << 62", "pieces of 16 bytes are XOR-swizzled by their line's number")
 EIGHT_LINES = ("eight_lines", "1024ull / 16 << 32", "from 8 lines to the next 8")
 SEGMENTS = ("segments", f"{SEGMENT_BYTES}ull / 16 << 16", "from 64 elements of a line to the next 64")
-PAIRS: Mapping[DType, str] = {
-    f16: "__floats2half2_rn({0}, {1})",
-    bf16: "__floats2bfloat162_rn({0}, {1})",
-}
-PAIR_TYPES: Mapping[DType, str] = {f16: "__half2", bf16: "__nv_bfloat162"}
 ELEMENTS: Mapping[DType, str] = {  # element j of the pair in `word`; of bf16, the upper one is a float but for a mask
     f16: "__half2float(reinterpret_cast<const __half*>(&word)[j])",
     bf16: "__uint_as_float(j == 0 ? word << 16 : word & 0xffff0000u)",
 }
 
 
-class WgmmaSpeller(PromotedSpeller):
+class WgmmaSpeller(StoreSpeller):
     """The words of one plan; `context()` is what the template sees."""
 
     # ---- factors in shared memory
@@ -146,13 +141,6 @@ class WgmmaSpeller(PromotedSpeller):
             "statistics": names,
             "statistics_of_block": f"({self.tile.warps} * 32 * {len(names)})",
         }
-
-    def swizzled(self) -> Mapping[str, str | int]:
-        """A line of a box that is stored, and where a swizzle by such lines puts its 16 bytes: bits 7 and up of an
-        address flip bits 4 and up (CUDA driver API, CUtensorMapSwizzle)."""
-        lines = LINE_ELEMENTS // self.plan.box_cols  # of a box in 128 bytes
-        r = f"r / {lines} % {8 // lines}" if lines > 1 else "r % 8"
-        return {"bytes": self.line_of(self.plan.box_cols * 2), "swizzled_by": r, "swizzle": r.replace("r", "lane")}
 
     # ---- fragments of the left factor
 
@@ -270,7 +258,7 @@ class WgmmaSpeller(PromotedSpeller):
 
     def row_values(self, output_group: OutputGroup) -> list[Mapping[str, str]]:
         """Values of a row that its elements ask for."""
-        used = used_by(output_group.body) | {store.value for store in output_group.stores}
+        used = output_group.asked
         named = [(r.dtype, r.results[0]) for r in (self.plan.prologue.reductions if self.plan.prologue else ())]
         named += [(load.dtype, load.value) for load in output_group.row_loads]
         named += [(s.dtype, s.name) for s in output_group.row_body]
@@ -297,74 +285,31 @@ class WgmmaSpeller(PromotedSpeller):
 
     def element(self, output_group: OutputGroup, step: Body | None = None) -> list[str]:
         """Element j of a pair: its value from the sums and the operands, up to what is stored, or reduced in a step."""
-        lines = []
+        lines, later = [], output_group.held and step not in output_group.steps[:1]
         for place, contraction in enumerate(output_group.contractions):
             offset = f" + {place * self.plan.finished // 2}" if place else ""
             kind = VALUE_TYPES[contraction.atom.sum_type]
             lines.append(f"const {kind} {contraction.value} = {self.sums}[i][sum_at{offset} + j];")
+        if later:
+            lines = [f"const float {output_group.held} = {self.sums}[i][sum_at + j];"]
 
         def read(load: Load) -> str:
             place = f"[{self.pair_number}]" if load.when == "ahead" else "[n8][r8]"
             return self.to_value(load.access.dtype, f"{load.access.name}_vec{place}.at[j]")
 
         def write(store: Store) -> str:
-            if store.transport == "tensor":
+            if store.transport == "tensor" or (store.transport == "quads" and self.paired(store)):
                 return f"{store.access.name}_pair[j] = {store.value};"
             return f"{store.access.name}_vec.at[j] = {self.stored(store)};"
 
         if step is not None:
             loads = tuple(load for load in output_group.loads if load.value in asked(step))
-            return [*lines, *element_lines(replace(step, loads=loads, reductions=()), Element(read), self)]
-        return [*lines, *element_lines(output_group, Element(read, write), self)]
-
-    def boxes(self, output_group: OutputGroup) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = []
-        for place, store in enumerate(output_group.boxes):
-            access = store.access
-            number = self.box_number(place, len(output_group.boxes))
-            coordinates = [f"{self.col0} + chunk * {self.plan.box_cols}", f"row0 + i * {self.tile.atom.rows}"]
-            if self.plan.moves_with_batch(access):
-                coordinates.append("at.batch")
-            self.moved.add(("store_box", len(coordinates)))
-            found.append(
-                {
-                    "name": access.name,
-                    "words": "kept[chunk]" if self.plan.deferred_store else f"{access.name}_words",
-                    "pair": PAIRS[access.dtype].format(f"{access.name}_pair[0]", f"{access.name}_pair[1]"),
-                    "pair_type": PAIR_TYPES[access.dtype],
-                    "buffer": f"staging + {number}" if number else "staging",
-                    "place": "buffer" if number else "staging",
-                    "at": ", ".join(coordinates),
-                }
-            )
-        return found
-
-    def kept(self, box: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The same box at the place of the tile that it was kept of."""
-        return {**box, "at": box["at"].replace("at.", "kept_at.").replace(f" + i * {self.tile.atom.rows}", "")}
-
-    def box_number(self, place: int, outputs: int) -> str:
-        """Which buffer a box waits in, in bytes: they take turns, by the box's number among all of the warp's."""
-        chunks = self.plan.chunks
-        terms = []
-        if self.tile.parts > 1 and chunks * outputs % BUFFERS:
-            terms.append("i")
-        if chunks > 1 and outputs % BUFFERS:
-            terms.append("chunk")
-        if place % BUFFERS:
-            terms.append("1")
-        text = " + ".join(terms)
-        if text in ("", "1"):
-            return self.size("box_bytes") if text else ""
-        return f"{f'({text})' if len(terms) > 1 else text} % {BUFFERS} * {self.size('box_bytes')}"
-
-    def direct(self, output_group: OutputGroup) -> list[Mapping[str, str]]:
-        found: list[Mapping[str, str]] = []
-        for store in by_pairs(output_group):
-            access = store.access
-            name = f"{access.name}_vec"
-            found.append({"type": self.pair(access), "name": name, "call": self.store(access, 2)})
-        return found
+            lines += element_lines(replace(step, loads=loads, reductions=()), Element(read), self)
+            first = output_group.held and not later
+            return [*lines, *([f"{self.sums}[i][sum_at + j] = {output_group.held};"] if first else [])]
+        own = used_by(output_group.body) | {store.value for store in output_group.stores}
+        loads = tuple(load for load in output_group.loads if load.value in own)
+        return [*lines, *element_lines(replace(output_group, loads=loads), Element(read, write), self)]
 
     # ---- all of it
 
@@ -390,7 +335,7 @@ class WgmmaSpeller(PromotedSpeller):
                     or fragments
                     or tile.split_k > 1
                     or plan.left_rows < tile.held_rows
-                    or any(s["loads"] or s["direct"] for s in output_groups)
+                    or any(s["loads"] or s["direct"] or s["quads"] for s in output_groups)
                 ),
                 "functions": self.functions,
             },
@@ -405,6 +350,7 @@ class WgmmaSpeller(PromotedSpeller):
             "inside": self.inside,
             "output_groups": output_groups,
             "boxes": any(output_group["boxes"] for output_group in output_groups),
+            "quads": any(output_group["quads"] for output_group in output_groups),
             "box_functions": box_functions(self.moved),
             "multiplies": self.multiplies(),
             "constraint": constraint_of(tile.atom),
@@ -459,18 +405,23 @@ class WgmmaSpeller(PromotedSpeller):
         """What is brought for one output group's tiles, and made of their sums."""
         output_group = self.plan.output_groups[number]
         guard = all_of("inside" * bool(self.inside), self.inside_row, self.inside_col(output_group))
-        loads, direct = [self.read(load, guard) for load in after_sums(output_group)], self.direct(output_group)
+        own = used_by(output_group.body) | {store.value for store in output_group.stores}
+        loads = [self.read(load, guard) for load in after_sums(output_group) if load.value in own]
+        direct = self.direct(output_group)
         return {
             "test": self.in_output_group(number),
             "copies": self.right_copies(output_group),
+            "elements": bool(output_group.stores),
             "loads": loads,
+            "takes": taken(output_group, output_group.steps, "r8"),
             "brought": [self.brought(load) for load in output_group.brought],
             "boxes": self.boxes(output_group),
             "direct": direct,
+            "quads": self.quads(output_group),
             "row_values": self.row_values(output_group),
             "row_lines": self.row_lines(output_group),
             "element": self.element(output_group),
-            "steps": self.reduced(output_group),
+            "steps": self.reduced(output_group, guard),
             "guard": guard,
             "needs": {
                 "rows": bool(output_group.row_loads) or counts(output_group.row_body, "row_index"),
@@ -480,7 +431,7 @@ class WgmmaSpeller(PromotedSpeller):
             },
         }
 
-    def reduced(self, output_group: OutputGroup) -> list[Mapping[str, Any]]:
+    def reduced(self, output_group: OutputGroup, guard: str) -> list[Mapping[str, Any]]:
         """What is made of a tile's columns, step by step: a thread's part of each of its rows, then that of the lanes
         that have the row."""
         found: list[Mapping[str, Any]] = []
@@ -492,12 +443,13 @@ class WgmmaSpeller(PromotedSpeller):
             other = self.spelling.shuffle_xor.format("v", "step")
             found.append(
                 {
-                    "parts": [part_words(r, other, self) for r in step.reductions],
+                    "parts": [part_words(r, other, (*steps[place + 1 :], output_group), self) for r in step.reductions],
                     "takes": taken(step, steps[:place], "r8"),
+                    "loads": [self.read(load, guard) for load in after_sums(output_group) if load.value in asked(step)],
                     "lines": [*self.element(output_group, step), *lines],
                     "names_col": bool(inside) or counts(step.body, "col_index"),
                     "behind": self.statements(step.row_body),
-                    "kept": kept(step, steps),
+                    "kept": kept(step, (*steps, output_group)),
                     "stores": [f"*({self.at(s.access, number)}) = {self.stored(s)};" for s in step.row_stores],
                 }
             )
@@ -508,7 +460,7 @@ class WgmmaSpeller(PromotedSpeller):
         found = [
             load.access for load in (*ahead_of_sums(output_group), *after_sums(output_group), *output_group.row_loads)
         ]
-        found += [store.access for store in by_pairs(output_group)]
+        found += [store.access for store in output_group.stores if store.transport != "tensor"]
         return any(place < len(self.plan.row_dims) - 1 for access in found for place in access.strided)
 
     def read(self, load: Load, guard: str) -> Mapping[str, str]:
@@ -553,8 +505,3 @@ def ahead_of_sums(output_group: OutputGroup) -> list[Load]:
 def after_sums(output_group: OutputGroup) -> list[Load]:
     """What a thread reads by pairs, once they are."""
     return [load for load in output_group.loads if load.when == "now" and load.transport == "plain"]
-
-
-def by_pairs(output_group: OutputGroup) -> list[Store]:
-    """Outputs that a thread stores by pairs."""
-    return [store for store in output_group.stores if store.transport == "plain"]

@@ -34,7 +34,7 @@ class GemmTile(ProductTile):
     slices are in shared memory at a time, in a ring of each group. `group` rows of tiles are taken column by column.
     Where it is `persistent`, chunks of slices are copied among the products, and no more blocks than the GPU has room
     for go over all tiles: the next tile's first slices are on their way while one's last slices are multiplied and its
-    sums are stored.
+    sums are stored. `by_shared`: sums go through shared memory even where threads hold neighbours of a row.
     """
 
     k: int
@@ -46,6 +46,7 @@ class GemmTile(ProductTile):
     group: int = 8
     bands: int = 1
     persistent: bool = False
+    by_shared: bool = False
 
     @property
     def band_rows(self) -> int:
@@ -104,7 +105,8 @@ class GemmPlan(ProductPlan):
         t = self.tile
         choices = {"slice_k": (t.slice_k, 1), "cluster": (t.cluster, 1), "group": (t.group, 8), "bands": (t.bands, 1)}
         shape = f"{t.rows}x{t.cols}x{t.k} {t.warps_down}x{t.warps_across} {t.stages}"
-        return f"{self.rule} {shape}{unusual(choices)}{' persistent' if t.persistent else ''}"
+        words = " persistent" * t.persistent + " by-shared" * t.by_shared
+        return f"{self.rule} {shape}{unusual(choices)}{words}"
 
     @property
     def slice_k_threads(self) -> int:
@@ -250,7 +252,7 @@ def run_of(tile: GemmTile, atom: Atom, along: bool) -> int:
     factors lie along K (`along`), a column is a row of the tile in shared memory, and rows lie in any order.
     Fewer than LEAST_RUN_COLS columns are too few to be stored at once, and sums of several slice-K groups must meet.
     """
-    if atom.kind != "mma" or not along or tile.split_k > 1:
+    if atom.kind != "mma" or not along or tile.split_k > 1 or tile.by_shared:
         return 0
     run = tile.warp_cols // atom.fragment.lane_cols
     return run if run >= LEAST_RUN_COLS else 0

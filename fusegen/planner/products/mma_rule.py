@@ -184,7 +184,7 @@ def candidate(shared: Shared, tile: GemmTile, atom: Atom) -> GemmPlan:
     widest = min(drawn.chunk, run or drawn.chunk)
     output_groups = tuple(
         taken(drawn, tile, atom, run, output_group)
-        for output_group in spans_of(drawn, contractions, shared.by_tensor, tile.cols, widest)
+        for output_group in spans_of(drawn, contractions, shared.by_tensor, tile.cols, widest, run > 0)
     )
     promote = atom.k if drawn.promote(atom) else 0  # as often as an instruction is issued, which costs no registers
     statistics = len(drawn.parts.statistics)
@@ -235,7 +235,8 @@ def taken(drawn: MmaDraft, tile: GemmTile, atom: Atom, run: int, output_group: O
         moving = len(drawn.dims) - 1 in load.access.strided
         return passes <= MOST_PASSES_AHEAD if moving else columns_stay
 
-    loads = tuple(replace(load, when="ahead" if ahead(load) else "now") for load in output_group.loads)
+    together = not output_group.steps or run  # else lanes that share a row take its columns in turn
+    loads = tuple(replace(load, when="ahead" if together and ahead(load) else "now") for load in output_group.loads)
     read = any(load.when == "ahead" and len(drawn.dims) - 1 in load.access.strided for load in loads)
     whole = run or read or passes <= UNROLLED_PASSES
     return replace(output_group, loads=loads, passes=passes, unrolled=passes if whole else UNROLLED_PASSES)

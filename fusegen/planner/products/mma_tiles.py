@@ -65,6 +65,16 @@ WAVES: Mapping[int, tuple[GemmTile, ...]] = {
     ),
     2: (GemmTile(128, 64, 32, 2, 2, 2, bands=4), GemmTile(64, 64, 32, 2, 2, 2, bands=2)),
 }
+# Which have the 128 columns of groups that quantization goes by: a warp, or by way of shared memory a tile
+GROUPED: Mapping[int, tuple[GemmTile, ...]] = {
+    1: (
+        GemmTile(64, 128, 64, 4, 4, 1),
+        GemmTile(128, 128, 64, 3, 2, 2, by_shared=True),
+        GemmTile(64, 128, 32, 4, 2, 4, by_shared=True),
+    ),
+    2: (GemmTile(64, 128, 64, 3, 2, 4, by_shared=True), GemmTile(64, 128, 32, 4, 2, 4, by_shared=True)),
+}
+GROUPED_WAVES: Mapping[int, tuple[GemmTile, ...]] = {2: (GemmTile(64, 128, 32, 2, 2, 2, bands=2),)}
 MOST_SUMS = 2048  # of one warp: 64 registers a thread
 MOST_AHEAD_ELEMENTS = 4096  # elements of the left operand in one slice: the compiler loads fragments of all of it ahead
 STREAM_COLS = (16, 32, 64)
@@ -72,6 +82,7 @@ STREAM_K = (64, 128)
 STREAM_SLICE_K = (2, 4, 8)
 STREAM_STAGES = (3, 4, 6)
 REDUCED_REGISTERS = 32  # what rows of a tile are reduced to: tiles that had fewer left spilled 40 B on an A100
+SCALED_REGISTERS = 80  # scales of a slice's blocks, and what finds them: 64 x 32 tiles spilled 92 to 128 B on an H200
 REGISTER_STAGES = (2,)  # through registers one slice is on its way, whatever the ring's length
 CLUSTERS = (1, 2, 4)
 IN_FLIGHT_BYTES = 24 * 1024  # bytes that an SM must ask for ahead, at least, to be worth a candidate
@@ -84,6 +95,8 @@ def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
         return
     shared = TILES if drawn.target.async_copies else WAVES
     usual = shared.get(drawn.together, ())
+    if drawn.hoisted.grouped:
+        usual += (GROUPED if drawn.target.async_copies else GROUPED_WAVES).get(drawn.together, ())
     # deep slices of 8 bits that threads bring a byte at a time take more registers than there are
     shallow = tuple(t for t in usual if (t.rows, t.cols) == (64, 64) and drawn.deep(t) != t)
     for tile in (*map(drawn.deep, usual), *shallow):
@@ -157,7 +170,9 @@ def fits(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> bool:
     if slice_k_threads * tile.slice_k > target.threads_per_block:
         return False
     held = elements(drawn, tile) if tile.slice_k == 1 else 0  # streams have no others to give way to
-    if any(node.op.kind is Kind.GROUP for node in drawn.hoisted.nodes):
+    if drawn.scaled:
+        held += SCALED_REGISTERS
+    if run and any(node.op.kind is Kind.GROUP for node in drawn.hoisted.nodes):
         held += REDUCED_REGISTERS
     if gemm_registers(tile, atom, drawn.dtype, drawn.together) + held > min(target.registers_per_thread, 255):
         return False

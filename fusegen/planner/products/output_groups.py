@@ -14,7 +14,7 @@ from functools import cached_property
 from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor
 from fusegen.language.naming import value_names
 from fusegen.language.products import Split, Unsplittable, is_computed, split
-from fusegen.language.types import DType, Size, size_of
+from fusegen.language.types import DType, Size, f32, size_of
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Body, Layout, Load, Reduction, RowDim, Store
 from fusegen.planner.pieces import statements
@@ -57,8 +57,8 @@ class ProductDraft:
     parts: Split
     groups: tuple[Group, ...]
     dims: tuple[RowDim, ...]
-    spans: dict[tuple[int, int], tuple[OutputGroup, ...]] = field(default_factory=dict, init=False, compare=False)
-    """What `spans_of` drew, by the columns of a tile and of a thread: candidates of one width share it."""
+    spans: dict[tuple[int, int, bool], tuple[OutputGroup, ...]] = field(default_factory=dict, init=False, compare=False)
+    """What `spans_of` drew, by the columns of a tile and of a thread, and where sums are: candidates share it."""
 
     @property
     def dtype(self) -> DType:
@@ -203,30 +203,58 @@ def prologue_of(
 
 
 def need_whole_groups(found: Sequence[Group], graph: Graph) -> int:
-    """How many columns a group has that a tile is to reduce; 0 where tiles reduce none. Raises NoMatch for what else
-    such a kernel would write."""
+    """How many columns a group has that a tile is to reduce; 0 where tiles reduce none. Raises NoMatch for one value a
+    row, which such a kernel does not write."""
     if not graph.grouped:
         return 0
-    for group in found:
-        if any(t.node not in graph.grouped for t in group.outputs):
-            other = next(t for t in group.outputs if t.node not in graph.grouped)
-            raise NoMatch(f"{other.name} is written beside what tiles reduce; a kernel of products does one of both")
+    for tensor in (t for group in found for t in group.outputs):
+        if tensor.node not in graph.grouped and graph.extents[tensor.node] is not Extent.ELEMENT:
+            raise NoMatch(f"{tensor.name} has one value a row and is written beside what tiles reduce")
     return max(node.group for node in graph.nodes)
 
 
-def steps_of(graph: Graph, group: Group, accesses: Mapping[str, Access]) -> tuple[Body, ...]:
-    """What is made of a tile's columns, step by step: a later one takes results of those before it, and makes each
-    element's values anew."""
+def stages_of(graph: Graph) -> Mapping[Node, int]:
+    """Behind how many reductions of a tile's columns each value is."""
     stage: dict[Node, int] = {}
     for node in graph.nodes:
         stage[node] = max((stage[a] for a in node.inputs), default=0) + (node.op.kind is Kind.GROUP)
+    return stage
+
+
+def held_value(graph: Graph, group: Group) -> Node | None:
+    """An element's value that the first step makes, and that is all that later ones need of the sums and of operands:
+    it can take the place of a sum. The last such; None where there is none."""
+    stage = stages_of(graph)
+    needed = within(graph, *(t.node for t in group.outputs))
+    reduced = [n for n in graph.nodes if n in needed and n.op.kind is Kind.GROUP]
+    later = [n.inputs[0] for n in reduced if stage[n] > 1]
+    later += [t.node for t in group.outputs if t.node not in graph.grouped]
+    first = within(graph, *(n.inputs[0] for n in reduced if stage[n] == 1))
+    spread = [n for n in graph.nodes if n.op.kind is Kind.SPREAD]
+    for node in reversed(graph.nodes):
+        if node not in first or node.op.kind is not Kind.MAP or node.dtype is not f32:
+            continue
+        rest = within(graph, *later, without=[node, *spread])
+        if node in rest and not any(
+            n.op.kind is Kind.PRODUCT or (n.op.kind is Kind.INPUT and graph.extents[n] is Extent.ELEMENT) for n in rest
+        ):
+            return node
+    return None
+
+
+def steps_of(graph: Graph, group: Group, accesses: Mapping[str, Access], held: Node | None) -> tuple[Body, ...]:
+    """What is made of a tile's columns, step by step: a later one takes results of those before it, and makes each
+    element's values anew, or of the one that is held."""
+    stage = stages_of(graph)
     names, found = value_names(graph), list[Body]()
     needed = within(graph, *(t.node for t in group.outputs))
     for number in range(1, max(stage[t.node] for t in group.outputs) + 1):
         reduced = [n for n in graph.nodes if n in needed and n.op.kind is Kind.GROUP and stage[n] == number]
         stop = [n for n in graph.nodes if n in graph.grouped or n.op.kind is Kind.SPREAD]
+        stop += [held] if held and number > 1 else []
         made = within(graph, *(n.inputs[0] for n in reduced), without=stop)
         elements = [n for n in graph.nodes if n in made and is_computed(n) and graph.extents[n] is Extent.ELEMENT]
+        elements = [n for n in elements if n is not held or number == 1]
         behind = [n for n in graph.nodes if n in graph.grouped and n.op.kind is Kind.MAP and stage[n] == number]
         found.append(
             Body(
@@ -242,7 +270,7 @@ def steps_of(graph: Graph, group: Group, accesses: Mapping[str, Access]) -> tupl
                 row_stores=tuple(
                     Store(accesses[t.name], names[t.node], fits=fits(t, graph))
                     for t in group.outputs
-                    if stage[t.node] == number
+                    if t.node in graph.grouped and stage[t.node] == number
                 ),
             )
         )  # fmt: skip
@@ -251,17 +279,19 @@ def steps_of(graph: Graph, group: Group, accesses: Mapping[str, Access]) -> tupl
 
 def spans_of(
     draft: ProductDraft, contractions: Mapping[Node, Contraction], accesses: Mapping[str, Access], tile_cols: int,
-    widest: int,
+    widest: int, in_registers: bool,
 ) -> Iterator[OutputGroup]:  # fmt: skip
-    """One a group, side by side in tiles of so many columns, of which a thread takes up to `widest` at a time."""
-    if (tile_cols, widest) not in draft.spans:
-        draft.spans[tile_cols, widest] = drawn_spans(draft, accesses, tile_cols, widest)
-    for group, span in zip(draft.groups, draft.spans[tile_cols, widest], strict=True):
+    """One a group, side by side in tiles of so many columns, of which a thread takes up to `widest` at a time.
+    `in_registers`: sums stay in those of the threads that made them."""
+    key = tile_cols, widest, in_registers
+    if key not in draft.spans:
+        draft.spans[key] = drawn_spans(draft, accesses, *key)
+    for group, span in zip(draft.groups, draft.spans[key], strict=True):
         yield replace(span, contractions=tuple(contractions[n] for n in group.products))
 
 
 def drawn_spans(
-    draft: ProductDraft, accesses: Mapping[str, Access], tile_cols: int, widest: int
+    draft: ProductDraft, accesses: Mapping[str, Access], tile_cols: int, widest: int, in_registers: bool
 ) -> tuple[OutputGroup, ...]:
     """The groups of `spans_of` without their contractions."""
     graph, found = draft.hoisted, list[OutputGroup]()
@@ -272,10 +302,15 @@ def drawn_spans(
         needed = within(graph, *(t.node for t in group.outputs))
         inputs = [t for t in graph.inputs if t.node in needed and t.shape]
         listed = [n for n in graph.nodes if n in needed and is_computed(n)]
-        outputs = () if parted else group.outputs
+        outputs = tuple(t for t in group.outputs if t.node not in graph.grouped)
         stores = [(Store(accesses[t.name], names[t.node], fits=fits(t, graph)), extents[t.node]) for t in outputs]
-        if parted:
-            listed = [n for n in listed if n not in graph.grouped]
+        floats = all(n.dtype is f32 for n in group.products)
+        held = held_value(graph, group) if parted and in_registers and floats else None
+        if parted:  # an element's values are made anew behind each step, as far as they are needed there
+            stop = [n for n in graph.nodes if n.op.kind is Kind.SPREAD] + ([held] if held else [])
+            last = within(graph, *(t.node for t in outputs), without=stop)
+            rows = [n for n in listed if graph.extents[n] is not Extent.ELEMENT and n not in graph.grouped]
+            listed = [n for n in listed if n in rows or (n in last and n is not held and n not in graph.grouped)]
         found.append(OutputGroup(
             contractions=(),
             cols=cols,
@@ -288,6 +323,7 @@ def drawn_spans(
             row_stores=tuple(store for store, extent in stores if extent is not Extent.ELEMENT),
             body=statements(graph, [n for n in listed if extents[n] is Extent.ELEMENT]),
             stores=tuple(store for store, extent in stores if extent is Extent.ELEMENT),
-            steps=steps_of(graph, group, accesses) if parted else (),
+            steps=steps_of(graph, group, accesses, held) if parted else (),
+            held=names[held] if held else "",
         ))  # fmt: skip
     return tuple(found)

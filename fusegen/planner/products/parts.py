@@ -13,7 +13,7 @@ from typing import Literal
 from fusegen.language.graph import Graph
 from fusegen.language.types import DType
 from fusegen.planner.model import Access, Body, Load, Plan, RowDim, Store
-from fusegen.planner.parts import Transport
+from fusegen.planner.parts import Transport, used_by
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 
@@ -138,8 +138,10 @@ class OutputGroup(Body):
     """Contractions that are used together, of `cols` columns each, and a body for each element of their sums.
 
     A thread takes `vector` columns of a row at a time, `passes` times, `unrolled` of which the compiler lays out one
-    behind the other. Loads "ahead" are read before the first. A step's reductions are of the tile's columns; its row
-    body and row stores are of their results.
+    behind the other. Loads "ahead" are read before the first. Where a tile's columns are reduced, that comes first,
+    step by step: a step's reductions are of the tile's columns, its row body and row stores are of their results, which
+    later steps and the body take. `held`: an element's value that the first step makes, which then takes the place of
+    its sum in the first contraction.
     """
 
     contractions: tuple[Contraction, ...]
@@ -149,11 +151,18 @@ class OutputGroup(Body):
     vector: int
     passes: int = 1
     unrolled: int = 1
-    steps: tuple[Body, ...] = ()  # in place of the body, where a tile's columns are reduced: one behind the other
+    steps: tuple[Body, ...] = ()
+    held: str = ""
 
     @property
     def rights(self) -> tuple[Operand, ...]:
         return tuple(found.right for found in self.contractions)
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """The values that its elements are made of."""
+        found = used_by(self.body) | {store.value for store in self.stores}
+        return found.union(*(used_by(s.body) | {r.value for r in s.reductions} for s in self.steps))
 
     @property
     def brought(self) -> tuple[Load, ...]:

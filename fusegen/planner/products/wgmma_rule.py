@@ -79,6 +79,7 @@ LEAST_SLICES = 4  # of a block that shares a tile
 CLUSTERED_SHARE = {4: 0.91}  # of an H200's SMs, 120 have room for clusters of four
 MOST_BATCHES = 1  # row dimensions beside the products' rows: tensor copies of three axes
 VECTOR_COLS = 8  # elements of 16 bytes
+QUAD_COLS = 8  # elements of 8 bits that a lane stores: 32 bytes, a sector, of the four lanes that have a row
 MOST_EARLY_BYTES = 4  # bytes of all vectors' elements: a thread keeps 32 or 64 of each while it sums
 LEAST_COLS = 16  # of a box that is stored: a sector of 32 bytes a row
 LEAST_STAGES = 3
@@ -179,7 +180,7 @@ class WgmmaDraft(ProductDraft):
         matrix = prepared_matrix(hoisted, parts)
         # every tile's part of the ring is as long; ping-pong, boxes that wait for a tile's end hold up the other
         # group's slices: relu(x @ w.T + bias) + residual at 4096^3 took 1.055 so, 1.037 without, and 1.019 cooperative
-        bring = matrix is None and len(found_groups) == 1 and schedule == "cooperative"
+        bring = matrix is None and len(found_groups) == 1 and schedule == "cooperative" and not hoisted.grouped
         for use in uses(hoisted):
             name = use.tensor.name
             prepared = use.tensor is matrix
@@ -199,7 +200,7 @@ class WgmmaDraft(ProductDraft):
             elif use.tensor.node in hoisted.grouped:
                 width = 1
             elif not boxed(hoisted, use, width) and not (bring and brought(hoisted, use, width)):
-                width = min(width, 2)
+                width = QUAD_COLS if by_quads(hoisted, use, width) else min(width, 2)
             output = any(use.tensor is t for t in hoisted.outputs)
             word = name if output else names[use.tensor.node]  # in the kernel
             found[name] = access_of(hoisted, dims, layout, use, word, width)
@@ -282,7 +283,9 @@ class WgmmaDraft(ProductDraft):
             return replace(load, transport=self.transport(load.access), when="ahead" if ahead else "now")
 
         def written(store: Store) -> Store:
-            return replace(store, transport=self.transport(store.access))
+            eights = store.access.dtype.bytes == 1 and store.access.vector == QUAD_COLS
+            quads = eights and box_cols(width // tile.split_k) % (4 * QUAD_COLS) == 0
+            return replace(store, transport="quads" if quads else self.transport(store.access))
 
         width = tile.cols // self.together
         left = Left((self.operand(self.matrix or self.parts.lefts[0].operand, "rows"),), self.prologue)
@@ -290,7 +293,7 @@ class WgmmaDraft(ProductDraft):
             node: Contraction(left, right, tile.atom, tile.accumulators(width), value_names(self.hoisted)[node])
             for node, right in self.rights.items()
         }
-        found = tuple(spans_of(self, contractions, self.access, width, 2))
+        found = tuple(spans_of(self, contractions, self.access, width, 2, in_registers=True))
         vectors = [load.access for output_group in found for load in output_group.loads if not load.access.strided]
         few = len(found) == 1 and sum(access.dtype.bytes for access in vectors) <= MOST_EARLY_BYTES
         few = few and not self.promote(tile.atom)  # whose sums take the registers
@@ -433,7 +436,7 @@ class WgmmaDraft(ProductDraft):
         return any(map(self.is_mapped, beside))
 
     def is_mapped(self, access: Access) -> bool:
-        return access.tensor in self.factors or access.vector == VECTOR_COLS
+        return access.tensor in self.factors or (access.vector == VECTOR_COLS and access.dtype.bytes == 2)
 
     def map(self, pointer: Param, tile: WgmmaTile) -> Param:
         """The matrices of a tensor, and a batch axis where it has one."""
@@ -510,6 +513,12 @@ def boxed(graph: Graph, use: Use, width: int) -> bool:
     """Does a tensor copy store it? It must be of 16-bit elements and lie as tensor copies need it."""
     output = any(use.tensor is t for t in graph.outputs)
     return output and use.tensor.dtype in (f16, bf16) and width == VECTOR_COLS
+
+
+def by_quads(graph: Graph, use: Use, width: int) -> bool:
+    """Is it a result of 8 bits, of which a lane may store 8 neighbours?"""
+    output = any(use.tensor is t for t in graph.outputs)
+    return output and use.tensor.dtype.bits == 8 and use.tensor.shape == graph.shape and width >= QUAD_COLS
 
 
 def brought(graph: Graph, use: Use, width: int) -> bool:

@@ -12,6 +12,7 @@ from fusegen.errors import NoPlan
 from fusegen.language.axes import column_reductions
 from fusegen.language.graph import Graph, plain
 from fusegen.planner.model import Candidates
+from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.targets.base import Target
 
@@ -35,7 +36,7 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
         computed = any(not plain(factor) for product in graph.products for factor in product.inputs)
         if found.plans[0].rule == "attention":  # whose scores no cut leaves out of memory
             return None
-        if not computed or least.floor_us > WORTH_CUTTING * least.time_us:
+        if not (computed or groups_of_products(graph)) or least.floor_us > WORTH_CUTTING * least.time_us:
             return None
     limits = (WORTH_CUTTING * found.plans[0].cost.time_us, FEW_STATES) if found.plans else ()
     try:

@@ -3,9 +3,10 @@
     y [M, N];   g = groups(y, K) [M, G, K];   s = max(g) [M, G, 1];    q = g / s [M, G, K]
     y [M, N];                                 s = group_max(y) [M, G];  q = y / spread(s) [M, N]
 
-A chain that reduces whole rows and groups of them has rows of two lengths, which no one kernel passes over. But what
-has the shape [.., G, K] is a view of a row, and what has [.., G, 1] has one value for each group of it. The two
-sides mean the same, element by element; what shows the values in another shape becomes a view behind them.
+A chain that reduces whole rows and groups of them has rows of two lengths, which no one kernel passes over; and tiles
+of products hold groups of a product's rows. But what has the shape [.., G, K] is a view of a row, and what has
+[.., G, 1] has one value for each group of it. The two sides mean the same, element by element; what shows the values in
+another shape becomes a view behind them.
 
 Of chains that reduce groups alone nothing changes: there a group is a row, as short as it is.
 """
@@ -37,13 +38,23 @@ def groups_in_rows(graph: Graph) -> Graph:
     ((whole, count, size),) = splits  # type: ignore[misc]
     rows = [n.inputs[0].shape[-1:] == (whole,) for n in graph.reductions if not n.over]
     grouped = [n.inputs[0].shape[-2:] == (count, size) for n in graph.reductions if not n.over]
-    apart = (*graph.products, *graph.selections, *graph.scans, *graph.gathers, *(n for n in graph.reductions if n.over))
-    if not any(rows) or not any(grouped) or apart:
+    apart = (*graph.selections, *graph.scans, *graph.gathers, *(n for n in graph.reductions if n.over))
+    held = groups_of_products(graph) if graph.products else any(rows)
+    if not held or not any(grouped) or apart:
         return graph
     try:
         return Rows(graph, count, size).result()
     except (Otherwise, ValueError):
         return graph
+
+
+def groups_of_products(graph: Graph) -> bool:
+    """Are there groups, and all of them of products' rows, which tiles of products hold?"""
+    behind, found = set(graph.products), [node for node in graph.nodes if split_of(node)]
+    for node in graph.nodes:
+        if any(a in behind for a in node.inputs):
+            behind.add(node)
+    return bool(found) and behind.issuperset(found)
 
 
 def split_of(node: Node) -> tuple[Size, Size, Size] | None:

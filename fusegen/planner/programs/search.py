@@ -27,8 +27,9 @@ from fusegen.language.views import View
 from fusegen.planner import candidates as plans_of
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import bytes_of
-from fusegen.planner.programs import cutting
+from fusegen.planner.programs import FEW_STATES, WORTH_CUTTING, cutting
 from fusegen.planner.programs.column_parts import parted
+from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
 from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step, Stored
@@ -114,21 +115,37 @@ class Search:
         self.looked_at: list[Found] = []
         self.order = {node: place for place, node in enumerate(graph.nodes)}
 
+    def may_undercut(self) -> bool:
+        """Several kernels instead of one: where a factor is computed, or where tiles have to hold whole groups."""
+        computed = any(not plain(factor) for product in self.graph.products for factor in product.inputs)
+        return computed or groups_of_products(self.graph)
+
     def run(self, below_us: float = math.inf, most_states: int = MOST_STATES, views: bool = False) -> Found | None:
         """The cheapest state whose kernels can all be planned; None where there is none below that time.
 
         Until one is found, states that need the fewest more cuts come first, and after PATIENT_STATES those that leave
         the least to cut; then those that can undercut it by the most. States that write what no kernel reads come
         last."""
-        best: Found | None = None
         first = self.look(frozenset())
         if first.whole and first.time_us < below_us:
-            best = first
-            if not any(not plain(factor) for product in self.graph.products for factor in product.inputs):
+            if not self.may_undercut():
                 return first  # one kernel, as of a chain without views (`program_instead`)
+            return self.run_on(first, WORTH_CUTTING * first.time_us, FEW_STATES, views) or first
+        return self.run_on(first, below_us, most_states, views)
+
+    def run_on(self, first: Found, below_us: float, most_states: int, views: bool) -> Found | None:
+        """The same of the states behind the first."""
+        best: Found | None = None
         queue: list[tuple[float, float, int, Found]] = [(0, first.time_us, 0, first)]
         seen = {first.state}
         impatient = False
+        seed = self.before_products()
+        if seed and seed not in seen:
+            seen.add(seed)
+            other = self.look(seed)
+            if other.whole and other.time_us < below_us and not self.unread(other):
+                best = other
+                queue.append((other.time_us, 0, 1, other))
         while queue and len(seen) < most_states:
             if best is None and not impatient and len(seen) > PATIENT_STATES:
                 impatient = True
@@ -170,6 +187,18 @@ class Search:
         stuck = [kernel for kernel in found.kernels if not kernel.plans]
         inside = (cutting.cone(self.graph, [n for n, _, _ in kernel.makes], found.state)[0] for kernel in stuck)
         return sum(node.op.kind not in EASY for nodes in inside for node in nodes)
+
+    def before_products(self) -> State:
+        """All that is computed before the first products and used by them or behind them: quantized rows and their
+        scales, say. Empty where not all of it can be in memory."""
+        behind: set[Node] = set()
+        for node in self.graph.nodes:
+            if node.op.kind is Kind.PRODUCT or any(a in behind for a in node.inputs):
+                behind.add(node)
+        read = {a for node in behind for a in node.inputs if a not in behind}
+        read = {a.inputs[0] if a.op.kind is Kind.TRANSPOSE else a for a in read}
+        made = {a for a in read if a.inputs}
+        return frozenset(made) if made <= self.stored.keys() else frozenset()
 
     def idle(self, found: Found) -> bool:
         return bool(self.unread(found))

@@ -229,10 +229,10 @@ linear_cross_entropy_top_parts(
   for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
   take_slice(steps - 1, true);
 
-  float max_of_matmul_part[12], max_of_matmul_of[12];
+  float max_of_matmul_part[12];
   #pragma unroll
   for (int r = 0; r < 12; ++r) max_of_matmul_part[r] = -INFINITY;
-  float group_sum_of_where_2_part[12], group_sum_of_where_2_of[12];
+  float group_sum_of_where_2_part[12];
   #pragma unroll
   for (int r = 0; r < 12; ++r) group_sum_of_where_2_part[r] = 0.0f;
   float where_of[12];
@@ -265,13 +265,11 @@ linear_cross_entropy_top_parts(
     for (int step = 16; step >= 4; step /= 2) {
       max_of_matmul = larger(max_of_matmul, partner(max_of_matmul, step));
     }
-    max_of_matmul_of[r] = max_of_matmul;
     float group_sum_of_where_2 = group_sum_of_where_2_part[r];
     #pragma unroll
     for (int step = 16; step >= 4; step /= 2) {
       group_sum_of_where_2 += partner(group_sum_of_where_2, step);
     }
-    group_sum_of_where_2_of[r] = group_sum_of_where_2;
     const bool max_of_matmul_is_minus_inf = max_of_matmul == (-INFINITY);
     const float where = max_of_matmul_is_minus_inf ? 0.0f : max_of_matmul;
     where_of[r] = where;
@@ -280,7 +278,7 @@ linear_cross_entropy_top_parts(
       *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + (col0 + warp_col) / 64) = group_sum_of_where_2;
     }
   }
-  float sum_of_exps_part[12], sum_of_exps_of[12];
+  float sum_of_exps_part[12];
   #pragma unroll
   for (int r = 0; r < 12; ++r) sum_of_exps_part[r] = 0.0f;
   #pragma unroll
@@ -311,7 +309,6 @@ linear_cross_entropy_top_parts(
     for (int step = 16; step >= 4; step /= 2) {
       sum_of_exps += partner(sum_of_exps, step);
     }
-    sum_of_exps_of[r] = sum_of_exps;
     if (lane < 4 && row < rows) {
       *(sum_of_exps_parts_ptr + row * sum_of_exps_parts_stride + (col0 + warp_col) / 64) = sum_of_exps;
     }

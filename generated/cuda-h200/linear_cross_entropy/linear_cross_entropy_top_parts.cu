@@ -266,8 +266,8 @@ linear_cross_entropy_top_parts(
           const int labels = row < rows ? *(labels_ptr + row * labels_stride) : 0;
           labels_of[r8] = labels;
         }
-        float max_of_matmul_part[2] = {-INFINITY, -INFINITY}, max_of_matmul_of[2];
-        float group_sum_of_where_2_part[2] = {0.0f, 0.0f}, group_sum_of_where_2_of[2];
+        float max_of_matmul_part[2] = {-INFINITY, -INFINITY};
+        float group_sum_of_where_2_part[2] = {0.0f, 0.0f};
         float where_of[2];
         #pragma unroll
         for (int chunk = 0; chunk < 2; ++chunk) {
@@ -298,13 +298,11 @@ linear_cross_entropy_top_parts(
           for (int step = 2; step > 0; step /= 2) {
             max_of_matmul = larger(max_of_matmul, __shfl_xor_sync(0xffffffffu, max_of_matmul, step));
           }
-          max_of_matmul_of[r8] = max_of_matmul;
           float group_sum_of_where_2 = group_sum_of_where_2_part[r8];
           #pragma unroll
           for (int step = 2; step > 0; step /= 2) {
             group_sum_of_where_2 += __shfl_xor_sync(0xffffffffu, group_sum_of_where_2, step);
           }
-          group_sum_of_where_2_of[r8] = group_sum_of_where_2;
           const bool max_of_matmul_is_minus_inf = max_of_matmul == (-INFINITY);
           const float where = max_of_matmul_is_minus_inf ? 0.0f : max_of_matmul;
           where_of[r8] = where;
@@ -313,7 +311,7 @@ linear_cross_entropy_top_parts(
             *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + at.col0 / 128) = group_sum_of_where_2;
           }
         }
-        float sum_of_exps_part[2] = {0.0f, 0.0f}, sum_of_exps_of[2];
+        float sum_of_exps_part[2] = {0.0f, 0.0f};
         #pragma unroll
         for (int chunk = 0; chunk < 2; ++chunk) {
           #pragma unroll
@@ -341,7 +339,6 @@ linear_cross_entropy_top_parts(
           for (int step = 2; step > 0; step /= 2) {
             sum_of_exps += __shfl_xor_sync(0xffffffffu, sum_of_exps, step);
           }
-          sum_of_exps_of[r8] = sum_of_exps;
           if (lane % 4 == 0 && row < rows) {
             *(sum_of_exps_parts_ptr + row * sum_of_exps_parts_stride + at.col0 / 128) = sum_of_exps;
           }

@@ -244,10 +244,10 @@ linear_cross_entropy_top_parts(
 
     for (int m = threadIdx.x / 8; m < 32; m += 256 / 8) {
       const long long row = row0 + band * band_rows + m;
-      float max_of_matmul_part[1], max_of_matmul_of[1];
+      float max_of_matmul_part[1];
       #pragma unroll
       for (int r = 0; r < 1; ++r) max_of_matmul_part[r] = -INFINITY;
-      float group_sum_of_where_2_part[1], group_sum_of_where_2_of[1];
+      float group_sum_of_where_2_part[1];
       #pragma unroll
       for (int r = 0; r < 1; ++r) group_sum_of_where_2_part[r] = 0.0f;
       float where_of[1];
@@ -271,13 +271,11 @@ linear_cross_entropy_top_parts(
         for (int step = 4; step >= 1; step /= 2) {
           max_of_matmul = larger(max_of_matmul, partner(max_of_matmul, step));
         }
-        max_of_matmul_of[r] = max_of_matmul;
         float group_sum_of_where_2 = group_sum_of_where_2_part[r];
         #pragma unroll
         for (int step = 4; step >= 1; step /= 2) {
           group_sum_of_where_2 += partner(group_sum_of_where_2, step);
         }
-        group_sum_of_where_2_of[r] = group_sum_of_where_2;
         const bool max_of_matmul_is_minus_inf = max_of_matmul == (-INFINITY);
         const float where = max_of_matmul_is_minus_inf ? 0.0f : max_of_matmul;
         where_of[r] = where;
@@ -286,7 +284,7 @@ linear_cross_entropy_top_parts(
           *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + col0 / 128) = group_sum_of_where_2;
         }
       }
-      float sum_of_exps_part[1], sum_of_exps_of[1];
+      float sum_of_exps_part[1];
       #pragma unroll
       for (int r = 0; r < 1; ++r) sum_of_exps_part[r] = 0.0f;
       if (row < rows) {
@@ -308,7 +306,6 @@ linear_cross_entropy_top_parts(
         for (int step = 4; step >= 1; step /= 2) {
           sum_of_exps += partner(sum_of_exps, step);
         }
-        sum_of_exps_of[r] = sum_of_exps;
         if (threadIdx.x % 8 == 0 && row < rows) {
           *(sum_of_exps_parts_ptr + row * sum_of_exps_parts_stride + col0 / 128) = sum_of_exps;
         }
