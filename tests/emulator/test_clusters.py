@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from fusegen.emulator import Buffer, LaunchError, build
+from fusegen.targets import H200
 from tests.programs import (
     LAST_BLOCK,
     MBARRIER,
     Array,
     Program,
+    compile_all_for,
     compile_cuda,
     numbers,
     require_fault,
@@ -244,9 +246,8 @@ def test_the_fast_build_finds_what_the_schedule_shows(program: Program) -> None:
     require_fault(program, check=False)
 
 
-@pytest.mark.parametrize("program", [*RIGHT, *BUGS], ids=lambda program: program.name)
-def test_the_programs_are_cuda(program: Program) -> None:
-    compile_cuda(program.source, program.threads, program.shared_bytes)
+def test_the_programs_are_cuda() -> None:
+    compile_all_for(H200, [program.source for program in (*RIGHT, *BUGS)])
 
 
 @pytest.mark.parametrize("check", BUILDS)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fusegen.emulator import KernelFault
-from tests.programs import Array, Program, compile_cuda, numbers, require_fault, require_right, run
+from fusegen.targets import H200
+from tests.programs import Array, Program, compile_all_for, numbers, require_fault, require_right, run
 from tests.tools import BUILDS, needs_check, needs_compiler
 
 pytestmark = needs_compiler
@@ -163,9 +164,8 @@ def test_planted_bug_is_reported_where_it_stands(program: Program, seed: int) ->
     require_fault(program, check=True, seed=seed)
 
 
-@pytest.mark.parametrize("program", [*RIGHT, *BUGS], ids=lambda program: program.name)
-def test_the_programs_are_cuda(program: Program) -> None:
-    compile_cuda(program.source, program.threads, program.shared_bytes)
+def test_the_programs_are_cuda() -> None:
+    compile_all_for(H200, [program.source for program in (*RIGHT, *BUGS)])
 
 
 def test_a_missing_wait_shows_in_the_numbers_when_copies_land_late() -> None:

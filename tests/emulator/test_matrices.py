@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import ml_dtypes
@@ -12,7 +13,7 @@ from fusegen.emulator import EmulatorBuildError, KernelFault, build
 from fusegen.emulator.rewrite import rewrite_vectors
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.targets.hip import MI250X
-from tests.programs import Array, aligned, compile_for, launch
+from tests.programs import Array, aligned, compile_all_for, compile_for, launch
 from tests.tools import BUILDS, needs_check, needs_compiler
 
 pytestmark = needs_compiler
@@ -116,15 +117,9 @@ def test_mma_multiplies(mma: Mma, check: bool) -> None:
         assert np.array_equal(got, want)
 
 
-@pytest.mark.parametrize("target", [A100, H200], ids=lambda target: target.arch)
-@pytest.mark.parametrize("mma", MMAS, ids=str)
-def test_mma_is_cuda(mma: Mma, target: Target) -> None:
-    compile_for(target, mma.source, threads=32)
-
-
-@pytest.mark.parametrize("mma", ADA_MMAS, ids=str)
-def test_mma_of_8_bit_floats_is_cuda(mma: Mma) -> None:
-    compile_for(H200, mma.source, threads=32)
+@pytest.mark.parametrize(("target", "mmas"), [(A100, MMAS), (H200, [*MMAS, *ADA_MMAS])], ids=["sm_80", "sm_90a"])
+def test_mma_is_cuda(target: Target, mmas: Sequence[Mma]) -> None:
+    compile_all_for(target, [mma.source for mma in mmas], threads=32)
 
 
 SPECIAL = [2.0**-24, -(2.0**-24), 2.0**-14, 65504.0, -0.0, np.inf, -np.inf, np.nan, 1.0009765625]
@@ -322,17 +317,13 @@ def test_stmatrix_is_judged_like_any_write(source: str, kind: str, says: str) ->
 
 
 def test_stmatrix_is_cuda_from_hopper_on() -> None:
-    for count in (1, 2, 4):
-        compile_for(H200, stmatrix(count), threads=32)
+    compile_all_for(H200, [stmatrix(count) for count in (1, 2, 4)], threads=32)
 
 
 @pytest.mark.parametrize("target", [A100, H200], ids=lambda target: target.arch)
 def test_ldmatrix_is_cuda(target: Target) -> None:
-    for count in (1, 2, 4):
-        for trans in (False, True):
-            compile_for(target, ldmatrix(count, trans), threads=32)
-    for _, source, _, _ in BROKEN:
-        compile_for(target, source, threads=32)
+    rights = [ldmatrix(count, trans) for count in (1, 2, 4) for trans in (False, True)]
+    compile_all_for(target, [*rights, *(source for _, source, _, _ in BROKEN)], threads=32)
 
 
 # --- a whole GEMM: cp.async into two stages, ldmatrix, mma.sync
@@ -538,16 +529,9 @@ def test_mfma_multiplies(mfma: Mfma, check: bool) -> None:
         assert np.array_equal(got, want)
 
 
-@pytest.mark.parametrize("target", [MI250X, MI300X], ids=lambda target: target.arch)
-@pytest.mark.parametrize("mfma", MFMAS, ids=str)
-def test_mfma_is_hip(mfma: Mfma, target: Target) -> None:
-    compile_for(target, mfma.source, threads=64)
-
-
-@pytest.mark.parametrize(("mfma", "target"), [*((m, MI250X) for m in OF_GFX90A), *((m, MI300X) for m in OF_GFX942)],
-                         ids=str)  # fmt: skip
-def test_mfma_of_8_bits_is_hip(mfma: Mfma, target: Target) -> None:
-    compile_for(target, mfma.source, threads=64)
+@pytest.mark.parametrize(("target", "of_8_bits"), [(MI250X, OF_GFX90A), (MI300X, OF_GFX942)], ids=["gfx90a", "gfx942"])
+def test_mfma_is_hip(target: Target, of_8_bits: Sequence[Mfma]) -> None:
+    compile_all_for(target, [mfma.source for mfma in (*MFMAS, *of_8_bits)], threads=64)
 
 
 def test_half_a_wave_can_not_multiply() -> None:

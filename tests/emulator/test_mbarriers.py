@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fusegen.targets import H200
 from tests.programs import (
     LAST_BLOCK,
     MBARRIER,
     Array,
     Program,
-    compile_cuda,
+    compile_all_for,
     numbers,
     require_fault,
     require_right,
@@ -292,9 +293,8 @@ def test_the_fast_build_finds_what_the_schedule_shows(program: Program, seed: in
     require_fault(Program(**{**vars(program), "says": says}), check=False, seed=seed)
 
 
-@pytest.mark.parametrize("program", [*RIGHT, *BUGS], ids=lambda program: program.name)
-def test_the_programs_are_cuda(program: Program) -> None:
-    compile_cuda(program.source, program.threads, program.shared_bytes)
+def test_the_programs_are_cuda() -> None:
+    compile_all_for(H200, [program.source for program in (*RIGHT, *BUGS)])
 
 
 def test_a_missing_wait_shows_in_the_numbers_when_copies_land_late() -> None:

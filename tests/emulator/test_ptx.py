@@ -11,7 +11,8 @@ import pytest
 
 from fusegen.emulator import Buffer, EmulatorBuildError, build
 from fusegen.emulator.ptx import rewrite_asm
-from tests.programs import Program, aligned, compile_cuda, require_right
+from fusegen.targets import H200
+from tests.programs import Program, aligned, compile_all_for, compile_cuda, require_right
 from tests.tools import BUILDS, needs_compiler
 
 pytestmark = needs_compiler
@@ -84,9 +85,8 @@ def test_forms_of_statements(program: Program, check: bool) -> None:
     require_right(program, check=check)
 
 
-@pytest.mark.parametrize("program", READ, ids=lambda program: program.name)
-def test_the_forms_are_cuda(program: Program) -> None:
-    compile_cuda(program.source)
+def test_the_forms_are_cuda() -> None:
+    compile_all_for(H200, [program.source for program in READ])
 
 
 @pytest.mark.parametrize(

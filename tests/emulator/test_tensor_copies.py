@@ -12,8 +12,9 @@ import pytest
 from fusegen.emulator import EmulatorBuildError, KernelFault, LaunchError, build
 from fusegen.errors import RequestError
 from fusegen.language.types import f16, f32, tf32
+from fusegen.targets import H200
 from fusegen.targets.tensor_map import TensorMap
-from tests.programs import MBARRIER, TENSOR_MAP, Array, aligned, compile_cuda, launch
+from tests.programs import MBARRIER, TENSOR_MAP, Array, aligned, compile_all_for, compile_cuda, launch
 from tests.tools import BUILDS, needs_check, needs_compiler
 
 TENSOR = (
@@ -389,8 +390,7 @@ def test_planted_bug_of_a_store(changes: Any, kind: str, says: str, where: str) 
 
 
 def test_the_programs_are_cuda() -> None:
-    for source in (LOAD, store(GIVEN, 0, 0), *(changed(LOAD, each[1]) for each in BROKEN)):
-        compile_cuda(source, shared_bytes=GIVEN.box_bytes)
+    compile_all_for(H200, [LOAD, store(GIVEN, 0, 0), *(changed(LOAD, each[1]) for each in BROKEN)])
 
 
 # --- the host's side

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fusegen.emulator import EmulatorBuildError, KernelFault, build
-from tests.programs import Array, aligned, compile_cuda, launch
+from fusegen.targets import H200
+from tests.programs import Array, aligned, compile_all_for, launch
 from tests.tools import BUILDS, needs_check, needs_compiler
 
 pytestmark = needs_compiler
@@ -254,9 +255,8 @@ def test_every_layout(wgmma: Wgmma, check: bool) -> None:
         assert np.array_equal(got, want), seed
 
 
-@pytest.mark.parametrize("wgmma", LAYOUTS, ids=str)
-def test_the_layouts_are_cuda(wgmma: Wgmma) -> None:
-    compile_cuda(wgmma.source(), shared_bytes=64 * 1024)
+def test_the_layouts_are_cuda() -> None:
+    compile_all_for(H200, [wgmma.source() for wgmma in LAYOUTS])
 
 
 PLAIN = Wgmma("bf16", 32)
