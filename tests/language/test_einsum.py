@@ -15,7 +15,9 @@ from fusegen.language.spec import Chain
 from fusegen.language.types import Dim, DType
 from fusegen.pipeline import compile
 from fusegen.runtime.program import Program
-from fusegen.targets import H200, MI300X
+from fusegen.targets import H200, MI300X, Target
+
+pytestmark = pytest.mark.usefixtures("emulated_only")
 
 SIZES = {"b": 2, "h": 3, "d": 16, "i": 5, "j": 7, "k": 64, "m": 32, "n": 48, "s": 32, "t": 48}
 AXES: dict[str, Dim] = dict(zip(SIZES, cast(Any, dims(" ".join(map(str.upper, SIZES)))), strict=True))
@@ -58,9 +60,10 @@ def test_sums_and_products_of_elements(pattern: str, kernels: int) -> None:
         ("mk,khd->mhd", 1), ("mhd,hdn->mn", 1),
     ],
 )  # fmt: skip
-def test_matrix_products(pattern: str, kernels: int) -> None:
-    for target in (H200, MI300X):
-        check(spec_of(pattern, bf16), pattern, bf16, target, kernels)
+@pytest.mark.by_values("pattern", "target")  # what a pattern means is no target's own
+@pytest.mark.parametrize("target", [H200, MI300X], ids=str)
+def test_matrix_products(pattern: str, kernels: int, target: Target) -> None:
+    check(spec_of(pattern, bf16), pattern, bf16, target, kernels)
 
 
 def check(spec: Chain, pattern: str, dtype: DType, target: Any, kernels: int) -> None:

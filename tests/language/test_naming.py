@@ -130,7 +130,7 @@ nan take_along_axis newaxis errstate math ml_dtypes bfloat16 top_columns take er
 OTHERS = ["ξ", "ß", "名前", "value", "_", "__", "x" * 120]
 LEGAL = {*dir(builtins), *keyword.softkwlist, *NUMPY.split(), *GPU.split(), *CPP, *OTHERS} - {"__debug__"}
 WORDS = sorted(w for w in LEGAL if not keyword.iskeyword(w) and not w.endswith(("Error", "Warning")))
-BATCH = 12
+BATCH = 36
 
 
 def spec_of(text: str) -> Chain:

@@ -21,7 +21,7 @@ from fusegen.runtime import Kernel, finding
 from fusegen.runtime.finding import present, target_of
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation import validate
-from tests.conversions import codes, kernel_of, narrowing, widening, wrong
+from tests.conversions import codes, narrowing, widening
 from tests.tools import needs_compiler, untyped
 
 M, N = dims("M N")
@@ -39,19 +39,19 @@ def numbers() -> Array:
 
 @needs_compiler
 @pytest.mark.parametrize("vendor", VENDORS)
-@pytest.mark.parametrize("dtype", F8, ids=str)
-def test_numbers_to_codes(dtype: DType, vendor: str) -> None:
-    x = numbers()
-    assert not wrong(kernel_of(narrowing(dtype).at(N=len(x)), vendor), x, dtype).size
-
-
-@needs_compiler
-@pytest.mark.parametrize("vendor", VENDORS)
-@pytest.mark.parametrize("dtype", F8, ids=str)
-def test_numbers_beyond_the_range_become_infinities_or_nan(dtype: DType, vendor: str) -> None:
+def test_numbers_to_codes(vendor: str) -> None:
+    """To all types of 8 bits by one kernel; numbers beyond the range to the nearest, or to infinities and NaN."""
     x = np.concatenate([numbers(), np.array([464, 464.00003, 61440, 248], np.float32)])
-    kernel = kernel_of(narrowing(dtype, saturate=False).at(N=len(x)), vendor)
-    assert not wrong(kernel, x, dtype, saturate=False).size
+    ways = [(dtype, saturate) for dtype in F8 for saturate in (True, False)]
+
+    def spec(x: f32[N]) -> Any:
+        return tuple(F.cast(x, dtype, saturate) for dtype, saturate in ways)
+
+    spec.__annotations__["return"] = tuple[tuple(dtype[N] for dtype, _ in ways)]  # type: ignore[misc]
+    kernel = compile(chain(N=len(x))(spec), target=fusegen.target(vendor), on="emulator", validate=False)
+    for found, (dtype, saturate) in zip(kernel(x), ways, strict=True):
+        wrong = x[np.asarray(found).view(np.uint8) != codes(x, dtype, saturate)]
+        assert not wrong.size, (dtype, saturate)
     assert validate(kernel, quick=True).ok
 
 
@@ -87,13 +87,18 @@ def test_bits_as_another_type(vendor: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("vendor", VENDORS)
-@pytest.mark.parametrize("dtype", F8, ids=str)
-def test_codes_to_numbers(dtype: DType, vendor: str) -> None:
-    every = np.arange(256, dtype=np.uint8).view(dtype.numpy)
-    got = np.asarray(kernel_of(widening(dtype).at(N=256), vendor)(every))
-    with np.errstate(invalid="ignore"):
-        np.testing.assert_array_equal(got, every.astype(np.float32))
-    assert np.signbit(got[128]) == (dtype in (f8e4m3, f8e5m2))  # -0, where the type has one
+def test_codes_to_numbers(vendor: str) -> None:
+    def spec(a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+        return tuple(x * 1.0 for x in (a, b, c, d, e))
+
+    spec.__annotations__.update({name: dtype[N] for name, dtype in zip("abcde", F8, strict=True)})
+    spec.__annotations__["return"] = tuple[tuple(f32[N] for _ in F8)]  # type: ignore[misc]
+    kernel = compile(chain(N=256)(spec), target=fusegen.target(vendor), on="emulator", validate=False)
+    every = [np.arange(256, dtype=np.uint8).view(dtype.numpy) for dtype in F8]
+    for dtype, given, got in zip(F8, every, kernel(*every), strict=True):
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_array_equal(got, given.astype(np.float32))
+        assert np.signbit(got[128]) == (dtype in (f8e4m3, f8e5m2))  # -0, where the type has one
 
 
 @pytest.mark.gpu
