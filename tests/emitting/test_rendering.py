@@ -185,10 +185,17 @@ def test_few_rows_read_like_code_and_compile(dtype: str, cols: int) -> None:
         compiles(made)
 
 
-@pytest.mark.by_values("spec", "target")  # in its own type, tests of golden sources compile each for each
-@pytest.mark.parametrize(("spec", "dtype"), [(c, d) for c in SPECS for d in storage_types(c)], ids=str_or_name)
-def test_every_spec_compiles(spec: Chain, dtype: str, target: Target) -> None:
-    compiles(plan(spec.with_dtype(DTYPES[dtype]).graph, target))
+WAYS = tuple(f"type {number} for {target}" for number in range(3) for target in (H200, MI300X))
+
+
+@pytest.mark.by_values("spec", "way")  # in its own type, tests of golden sources compile each for each target
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("spec", SPECS, ids=str_or_name)
+def test_every_spec_compiles(spec: Chain, way: str) -> None:
+    types, place = storage_types(spec), WAYS.index(way)
+    dtype, gpu = types[place // 2 % len(types)], (H200, MI300X)[place % 2]
+    if planned(spec, gpu):
+        compiles(plan(spec.with_dtype(DTYPES[dtype]).graph, gpu))
 
 
 @pytest.mark.parametrize(
