@@ -561,7 +561,7 @@ def test_memory_that_runs_out_is_not_the_kernels_fault() -> None:
         kernel.launch((1, 1, 1), (32, 1, 1), 0, [buffer("x", x), huge, ctypes.c_int(32)])
 
 
-@pytest.mark.parametrize("length", [0, 10, 3000, -1])
+@pytest.mark.parametrize("length", [10, -1])
 @pytest.mark.usefixtures("fresh_workplace")
 def test_a_library_cut_short_is_built_anew(
     tmp_path: Path, small_cache: Path, length: int, caplog: pytest.LogCaptureFixture
@@ -640,7 +640,7 @@ from fusegen.emulator import Buffer, build, compiler, toolchain
 toolchain.build_runtime(compiler(), check=False, cache=None)  # from the user's cache, and from here on into that one
 x, y = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
 buffers = [Buffer(n, a.ctypes.data, a.ctypes.data, a.nbytes) for n, a in (("x", x), ("y", y))]
-for turn in range(20):
+for turn in range(8):
     kernel = build({COPY!r}, "copy", warp=32, check=False, filename="copy.cu", cache_dir=Path({str(tmp_path)!r}))
     y[:] = 0
     kernel.launch((1, 1, 1), (32, 1, 1), 0, [*buffers, ctypes.c_int(32)])
