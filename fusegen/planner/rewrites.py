@@ -74,7 +74,7 @@ def cheaper_functions(graph: Graph) -> Graph:
 
 
 def stores_that_round(graph: Graph) -> Graph:
-    """out = round_T(x), stored as T  ->  out = x, stored as T, whatever view is between
+    """out = round_T(x), stored as T  ->  out = x, stored as T, whatever view or scatter is between
 
     Exact: a store rounds to its type as a cast does. The cast stays for whoever else computes with it.
     """
@@ -84,11 +84,12 @@ def stores_that_round(graph: Graph) -> Graph:
 
 
 def before_rounding(node: Node, dtype: DType) -> Node:
-    """What is rounded to a type last, in the views that show it; the value itself where nothing is."""
-    if node.op.kind is Kind.VIEW:
-        (source,) = node.inputs
+    """What is rounded to a type last, in the views that show it or the rows that take it; the value itself where
+    nothing is."""
+    if node.op.kind in (Kind.VIEW, Kind.SCATTER):
+        *others, source = node.inputs
         inner = before_rounding(source, dtype)
-        return node if inner is source else replace(node, inputs=(inner,))
+        return node if inner is source else replace(node, inputs=(*others, inner))
     return node.inputs[0] if node.op.name == ROUNDS.get(dtype) else node
 
 
