@@ -336,6 +336,7 @@ def best_by_hand(x: f32[M, V], m: f32[M, 1]) -> i32[M, 1]:
     return F.argmax(F.exp(z) / F.sum(F.exp(z)))
 
 
+@pytest.mark.pairwise("name", "which", "number")
 @pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
 @pytest.mark.parametrize("which", ["one by one", "warp", "streaming", "small_k", "large_k"])
 @pytest.mark.parametrize("number", range(3), ids=("softmax", "by hand", "argmax by hand"))
@@ -487,6 +488,7 @@ def test_as_many_reach_the_bar_as_expected(cols: int, k: int, warps: int) -> Non
 MANY = ((1000, 512), (1003, 100), (300, 300), (1500, 1024), (2048, 256), (4001, 600))
 
 
+@pytest.mark.pairwise("order", "cols", "name")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("cols", "k"), MANY)
 @pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
