@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from fusegen.emitting.rendering import render
-from fusegen.language.spec import load_chains
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, RowPlan
 from fusegen.targets import Target
 from tests import kernel_text
 from tests.kernel_text import CHECKS, Text, loops_of_one_trip, numbers_without_a_name, unused_names
+from tests.specs import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
-CHAINS = {chain.name: chain for chain in load_chains(ROOT / "specs")}
+CHAINS = SHIPPED
 KERNELS = sorted(path for path in (ROOT / "generated").glob("*/*") if path.suffix in (".cu", ".hip"))
 # A text for each check, of which it has to find one line
 FAULTS = {

@@ -201,7 +201,28 @@ void check_cell_by_clock(Region& region, Cell& cell, const char* place, Access a
                          const Fiber& fiber, const void* site, u32 site_offset);
 void require_reachable(const Region& region, const char* place, Access access, const Fiber& fiber, const void* site);
 
-// checker_rules.cpp: judge and remember one access. `site` is the return address into the kernel.
-void check_access(const void* address, u64 bytes, Access access, bool needs_value, const void* site);
+// checker_rules.cpp: judge and remember one access to memory that threads share; or to a thread's own, which may be
+// registers of wgmma.
+__attribute__((noinline)) void check_memory(const void* address, u64 bytes, Access access, bool needs_value,
+                                            const void* site);
+__attribute__((noinline)) void check_registers(const void* address, u64 bytes, Access access, const void* site);
+
+// One access. `site` is the return address into the kernel. Most accesses are to a thread's own memory, and pass by
+// here: what judges the others is no part of this function, whose registers it would have to save.
+inline void check_access(const void* address, u64 bytes, Access access, bool needs_value, const void* site) {
+  Worker* w = worker;
+  if (!w || !w->inside) {
+    return;  // a global's constructor, while the library is loaded
+  }
+  w->last_site = site;
+  const Fiber& fiber = *static_cast<const Fiber*>(current_fiber());
+  if (static_cast<u64>(static_cast<const char*>(address) - fiber.stack_low) < fiber.stack_bytes || bytes == 0) {
+    if (fiber.wgmma.pending || fiber.wgmma.high) {
+      check_registers(address, bytes, access, site);
+    }
+    return;
+  }
+  check_memory(address, bytes, access, needs_value, site);
+}
 
 }  // namespace simt

@@ -242,21 +242,14 @@ u32 offset_of_site(const void* site) {
   return static_cast<u32>(reinterpret_cast<uintptr_t>(site) - base) & site_mask;
 }
 
-void check_access(const void* address, u64 bytes, Access access, bool needs_value, const void* site) {
-  Worker* w = worker;
-  if (!w || !w->inside) {
-    return;  // a global's constructor, while the library is loaded
-  }
-  w->last_site = site;
+void check_registers(const void* address, u64 bytes, Access access, const void* site) {
+  touch_registers(*current_fiber(), static_cast<const char*>(address), bytes, verb(access), access != Access::read, site);
+}
+
+void check_memory(const void* address, u64 bytes, Access access, bool needs_value, const void* site) {
   char* place = static_cast<char*>(const_cast<void*>(address));
   const Fiber& fiber = *static_cast<const Fiber*>(current_fiber());
-  if (static_cast<u64>(place - fiber.stack_low) < fiber.stack_bytes || bytes == 0) {
-    if (fiber.wgmma.pending || fiber.wgmma.high) {
-      touch_registers(*current_fiber(), place, bytes, verb(access), access != Access::read, site);
-    }
-    return;
-  }
-  Checker& checker = *w->checker;
+  Checker& checker = *worker->checker;
   auto site_bits = reinterpret_cast<uintptr_t>(site);
   u8& remembered = checker.region_of_site[site_bits & 4095];
   Region* region = &checker.regions[remembered];
