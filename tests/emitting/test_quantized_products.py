@@ -18,6 +18,7 @@ from fusegen.planner.programs.product_parts import grouped
 from fusegen.planner.programs.search import step_of, whole
 from fusegen.targets import target
 from fusegen.validation import validate
+from tests.drawn_groups import judged
 from tests.emitting.test_row_parts import built
 from tests.specs import SHIPPED
 
@@ -143,6 +144,12 @@ def test_what_rows_of_a_product_are_reduced_to_may_meet_operands() -> None:
     plan = next(p for p in candidates(first.graph, target("cuda:h200")).plans if p.rule == "wgmma")
     report = validate(built(ProgramPlan(first.graph, plan.target, (step_of(first, plan),), ())), quick=True)
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("at", ["cuda:h200", "cuda:a100", "hip:mi300x"])
+def test_any_reductions_of_groups_are_those_of_numpy(at: str) -> None:
+    """A few of many: `python -m tests.drawn_groups 0-200 --target NAME`. None is refused."""
+    assert {seed: judged(seed, at) for seed in range(8)} == dict.fromkeys(range(8), "right")
 
 
 def test_quads_of_lanes_put_columns_in_order() -> None:

@@ -336,6 +336,7 @@ class WgmmaSpeller(StoreSpeller):
                     or tile.split_k > 1
                     or plan.left_rows < tile.held_rows
                     or any(s["loads"] or s["direct"] or s["quads"] for s in output_groups)
+                    or any(step["loads"] for s in output_groups for step in s["steps"])
                 ),
                 "functions": self.functions,
             },

@@ -298,8 +298,8 @@ def drawn_spans(
     names, extents = value_names(graph), graph.extents
     for group in draft.groups:
         cols = size_of(group.width, graph.sizes)
-        parted = any(t.node in graph.grouped for t in group.outputs)
         needed = within(graph, *(t.node for t in group.outputs))
+        parted = any(n.op.kind is Kind.GROUP for n in needed)
         inputs = [t for t in graph.inputs if t.node in needed and t.shape]
         listed = [n for n in graph.nodes if n in needed and is_computed(n)]
         outputs = tuple(t for t in group.outputs if t.node not in graph.grouped)
