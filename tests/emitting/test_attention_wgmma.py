@@ -87,6 +87,17 @@ def test_the_fast_build_gives_the_same_bits() -> None:
         assert (one.view(np.uint8) == other.view(np.uint8)).all()
 
 
+@chain(B=1, H=1, S=70, T=70, D=64)
+def scaled_by_launch(q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D], a: f32) -> bf16[B, H, S, D]:
+    return F.softmax(q @ k.mT * F.exp(a)) @ v
+
+
+@needs_emulator
+def test_what_is_computed_once_a_launch() -> None:
+    report = validate(kernel(scaled_by_launch), quick=True, cases=("normal",))
+    assert report.ok, str(report)[:2000]
+
+
 def test_a_scale_is_taken_out_of_the_elements() -> None:
     """The largest of scaled scores is the scaled largest: no element is multiplied before it meets its power of 2."""
     plan = plans(causal)[0]

@@ -222,6 +222,7 @@ class WgmmaAttentionSpeller(AttentionSpeller):
         if not plan.free.body:
             free = []  # a score is its logit
         weight = self.element_lines(plan.weight, "power") if plan.weight.body else []
+        launch_body = self.statements(plan.launch_body)
         ends, key_range, behind = self.ends(), self.key_range(), self.behind()
         row_setup, row_arrays, ahead = self.row_setup(), self.row_arrays(), self.ahead()
         asks_col = {
@@ -242,6 +243,7 @@ class WgmmaAttentionSpeller(AttentionSpeller):
             "index": "int",
             "row_reduces": [],
             "sizes": self.sizes(),
+            "launch_body": launch_body,
             "place": self.place(),
             "ends": ends,
             "key_range": key_range,
