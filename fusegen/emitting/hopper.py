@@ -16,9 +16,11 @@ COORDINATES = ("x", "y", "z", "w", "v")
 
 def box_functions(called: Iterable[tuple[str, int]]) -> Mapping[str, list[Mapping[str, Any]]]:
     """Functions that move boxes, by name; `called`: names, and of how many axes their tensors are."""
-    made: dict[str, list[Mapping[str, Any]]] = {"copy_box": [], "copy_box_to_all": [], "store_box": []}
+    made: dict[str, list[Mapping[str, Any]]] = {
+        "copy_box": [], "copy_box_to_all": [], "store_box": [], "store_box_evict_first": [],
+    }  # fmt: skip
     for name, axes in sorted(set(called)):
-        first = 2 if name == "store_box" else 3  # of the coordinates among the instruction's operands
+        first = 2 if name.startswith("store_box") else 3  # of the coordinates among the instruction's operands
         made[name].append(
             {
                 "axes": axes,

@@ -7,97 +7,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fusegen.emitting.attention.spelling import AttentionSpeller
+from fusegen.emitting.attention.wgmma_scores import WgmmaScoresSpeller, asks, segment, times
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import float_text
 from fusegen.emitting.hopper import box_functions, wgmma
-from fusegen.language.types import bf16
-from fusegen.planner.attention.wgmma import LINE_ELEMENTS, Boxes, WgmmaAttentionPlan
+from fusegen.planner.attention.wgmma import WgmmaAttentionPlan
 from fusegen.planner.model import Access, Load, Store
 from fusegen.planner.parts import used_by
 from fusegen.planner.tile import LINE_BYTES
 
 
-class WgmmaAttentionSpeller(AttentionSpeller):
+class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
     """The words of one plan; `context()` is what the template sees."""
 
     plan: WgmmaAttentionPlan
 
-    # ---- a thread's two rows
-
-    @property
-    def slot(self) -> str:
-        return "i / 2 % 2"
-
-    # ---- operands that have an element for each score
-
-    def operand(self, load: Load) -> str:
-        return self.to_value(load.access.dtype, f"{load.access.name}_ahead[i / 2].at[i % 2]")
-
-    def ahead(self) -> list[Mapping[str, str]]:
-        """How pairs of a tile's elements are read while its scores are multiplied."""
-        made: list[Mapping[str, str]] = []
-        for load in self.element_loads:
-            access = load.access
-            last = "keys - 2" if access.mode == "vector" else "keys - 1"
-            col = f"(col < keys ? col : {last})" if self.plan.ragged else "col"
-            row = f"{self.here(access.name)}[n % 2]" if self.by_row(access) else self.here(access.name)
-            if access.mode == "vector":
-                value = f"{self.moving('load', access)}<2>({row} + {col})"
-            else:
-                other = "(col + 1 < keys ? col + 1 : keys - 1)" if self.plan.ragged else "col + 1"
-                value = f"{self.vec(access.dtype, 2)}{{{row}[{col}], {row}[{other}]}}"
-            made.append({"type": self.vec(access.dtype, 2), "name": f"{access.name}_ahead", "value": value})
-        return made
-
-    # ---- the block's place
-
-    def place(self) -> list[str]:
-        plan = self.plan
-        if plan.heads_together == 1:
-            return super().place()
-        *others, rows = plan.row_dims
-        lines = [f"const long long rows = {rows.extent};"] if rows.extent != "rows" else []
-        heads = " * ".join(dim.extent for dim in others)
-        lines += [
-            "const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);",
-            f"// {plan.heads_together} heads at a time, whose keys and values the L2 cache holds",
-            "// the last rows of all of them first: they need the most keys",
-            f"const unsigned heads = static_cast<unsigned>({heads});",
-            f"constexpr unsigned together = {plan.heads_together};",
-            "const unsigned first_head = blockIdx.x / (together * tiles_down) * together;",
-            "const unsigned heads_here = heads - first_head < together ? heads - first_head : together;",
-            "const unsigned inside = blockIdx.x % (together * tiles_down);",
-        ]
-        one = len(others) == 1
-        head = others[0].index if one else "head"
-        lines.append(f"const long long {head} = first_head + inside % heads_here;")
-        for place, dim in enumerate(() if one else others):
-            inner = " / ".join(["head", *(d.extent for d in reversed(others[place + 1 :]))])
-            lines.append(f"const long long {dim.index} = {inner}" + (f" % {dim.extent};" if place else ";"))
-        lines += [
-            "const long long row0 = static_cast<long long>(tiles_down - 1 - inside / heads_here) * tile_rows;",
-            "const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;",
-        ]
-        return lines
-
     # ---- boxes
-
-    def coordinates(self, found: Boxes, column: int, line: str) -> str:
-        others = [f"static_cast<int>({index})" for index in found.others]
-        return ", ".join([str(column * LINE_ELEMENTS), line, *others])
-
-    def copies(self, found: Boxes, what: str, ring: str, arrived: str, line: str) -> list[str]:
-        """One tensor copy for each 64 columns."""
-        self.moved.add(("copy_box", 2 + len(found.others)))
-        return [
-            f"copy_box({ring}{segment(f'{what}_segment', s)}, {found.name}_map, {arrived}, "
-            f"{self.coordinates(found, s, line)});"
-            for s in range(found.segments)
-        ]
 
     def box_stores(self, access: Access) -> list[str]:
         found = self.plan.stored[access.tensor]
@@ -178,11 +107,6 @@ class WgmmaAttentionSpeller(AttentionSpeller):
             "boxes": boxes,
         }
 
-    def rounded(self, access: Access) -> str:
-        kind = "pair_bf16" if access.dtype is bf16 else "pair_f16"
-        self.pairs.add(kind)
-        return f"rounded_{kind}({access.name}_pair[0], {access.name}_pair[1])"
-
     def pair_load(self, access: Access) -> str:
         return f"{self.moving('load', access)}<2>({self.at(access, 'col')})"
 
@@ -213,8 +137,7 @@ class WgmmaAttentionSpeller(AttentionSpeller):
 
     def context(self) -> dict[str, Any]:
         plan = self.plan
-        self.moved: set[tuple[str, int]] = set()  # functions that move boxes, and of how many axes
-        self.pairs = {f"pair_{plan.dtype.name}"}
+        self.pairs.add(f"pair_{plan.dtype.name}")
         self.functions.update(("larger", "power_of_2"))
         self.constants.add("INFINITY")
         tested = self.element_lines(plan.tested, f"{self.scores}[i]")
@@ -256,6 +179,7 @@ class WgmmaAttentionSpeller(AttentionSpeller):
                 {"name": f"rounded_{kind}", "body": self.spelling.functions[kind]} for kind in sorted(self.pairs)
             ],
             "rounded": f"rounded_pair_{plan.dtype.name}",
+            "fences_words": True,
             "ahead": ahead,
             "pair_col": plan.atom.fragment.col_text(("n", 2)),
             "row_setup": row_setup,
@@ -282,16 +206,3 @@ class WgmmaAttentionSpeller(AttentionSpeller):
             "peak_partner": shuffle.format("peaks[r]", "step"),
             "summed_partner": shuffle.format("summed[r]", "step"),
         }
-
-
-def segment(name: str, number: int) -> str:
-    """What is added to an address for its 64 columns of that number."""
-    return f" + {f'{number} * ' if number > 1 else ''}{name}" if number else ""
-
-
-def times(found: Boxes) -> str:
-    return f"{found.segments} * " if found.segments > 1 else ""
-
-
-def asks(lines: Iterable[str], col: str) -> bool:
-    return any(col in line for line in lines)

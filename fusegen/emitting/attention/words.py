@@ -110,6 +110,11 @@ class ScoresWords(Dialect):
     @property
     def row_values(self) -> list[tuple[str, DType]]:
         """What elements ask for of their rows."""
+        return self.known_before
+
+    @property
+    def known_before(self) -> list[tuple[str, DType]]:
+        """Of that, what is known before the first tile."""
         asked = {name for body in self.bodies for name in self.asked(body)}
         made = [(load.value, load.dtype) for load in self.plan.row_loads]
         made += [(s.name, s.dtype) for s in self.plan.row_body]
@@ -122,14 +127,16 @@ class ScoresWords(Dialect):
 
     def element_lines(self, body: ElementBody, given: str) -> list[str]:
         """From `given`, an element in registers, to the body's value."""
-        asked = self.asked(body)
-        lines = [f"const float {body.given} = {given};"] if body.given in asked else []
-        for name, dtype in self.row_values:
-            if name in asked:
-                lines.append(self.define(name, dtype, f"{self.here(name)}[{self.slot}]"))
-
+        lines = [f"const float {body.given} = {given};"] if body.given in self.asked(body) else []
+        lines += self.row_values_of(body)
         counted = replace(body, body=tuple(s for s in body.body if s.op.name != "col_index"))  # the loop has its number
         return [*lines, *element_lines(counted, Element(self.operand, col=self.col_name), self)]
+
+    def row_values_of(self, body: Body) -> list[str]:
+        """The row values that a body asks for, by their names."""
+        asked = self.asked(body)
+        values = [(name, dtype) for name, dtype in self.row_values if name in asked]
+        return [self.define(name, dtype, f"{self.here(name)}[{self.slot}]") for name, dtype in values]
 
     @property
     def col_name(self) -> str:
@@ -272,8 +279,8 @@ class ScoresWords(Dialect):
     def row_setup(self) -> list[str]:
         """What is done for each of a lane's rows, r, before the first tile."""
         plan = self.plan
-        lines = self.row_lines(plan.row_loads, plan.row_body) if self.row_values else []
-        lines += [f"{self.here(name)}[r] = {name};" for name, _ in self.row_values]
+        lines = self.row_lines(plan.row_loads, plan.row_body) if self.known_before else []
+        lines += [f"{self.here(name)}[r] = {name};" for name, _ in self.known_before]
         lines += [
             f"{self.here(load.access.name)}[r] = {self.at(load.access)};"
             for load in self.element_loads

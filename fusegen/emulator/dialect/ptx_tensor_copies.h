@@ -13,12 +13,13 @@ namespace simt {
     const u64 all[] = {static_cast<u64>(operands)...};                                                         \
     tensor_load(to, map, all, Axes, all[Axes], multicast ? static_cast<u32>(all[Axes + multicast]) : 0, line); \
   }
-#define SIMT_PTX_TENSOR_STORE(name)                                                                             \
-  template <u32 Axes, class... Operands>                                                                        \
-  SIMT_INLINE void name(int line, u64 map, Operands... operands) {                                              \
-    static_assert(sizeof...(Operands) == Axes + 1, "a tensor copy wants as many coordinates as its name says"); \
-    const u64 all[] = {static_cast<u64>(operands)...};                                                          \
-    tensor_store(map, all, Axes, all[Axes], line);                                                              \
+#define SIMT_PTX_TENSOR_STORE(name, hints)                                            \
+  template <u32 Axes, class... Operands>                                              \
+  SIMT_INLINE void name(int line, u64 map, Operands... operands) {                    \
+    static_assert(sizeof...(Operands) == Axes + 1 + hints,                            \
+                  "a tensor copy wants as many coordinates as its name says");        \
+    const u64 all[] = {static_cast<u64>(operands)...};                                \
+    tensor_store(map, all, Axes, all[Axes], line);                                    \
   }
 SIMT_PTX_TENSOR_LOAD(ptx_cp_async_bulk_tensor_Nd_shared_cluster_global_tile_mbarrier_complete_tx_bytes, false, 0)
 SIMT_PTX_TENSOR_LOAD(ptx_cp_async_bulk_tensor_Nd_shared_cluster_global_tile_mbarrier_complete_tx_bytes_L2_cache_hint,
@@ -41,8 +42,10 @@ SIMT_PTX_TENSOR_LOAD(ptx_cp_async_bulk_tensor_Nd_shared_cta_global_tile_mbarrier
                      1)
 SIMT_PTX_TENSOR_LOAD(ptx_cp_async_bulk_tensor_Nd_shared_cta_global_mbarrier_complete_tx_bytes, false, 0)
 SIMT_PTX_TENSOR_LOAD(ptx_cp_async_bulk_tensor_Nd_shared_cta_global_mbarrier_complete_tx_bytes_L2_cache_hint, false, 1)
-SIMT_PTX_TENSOR_STORE(ptx_cp_async_bulk_tensor_Nd_global_shared_cta_tile_bulk_group)
-SIMT_PTX_TENSOR_STORE(ptx_cp_async_bulk_tensor_Nd_global_shared_cta_bulk_group)
+SIMT_PTX_TENSOR_STORE(ptx_cp_async_bulk_tensor_Nd_global_shared_cta_tile_bulk_group, 0)
+SIMT_PTX_TENSOR_STORE(ptx_cp_async_bulk_tensor_Nd_global_shared_cta_tile_bulk_group_L2_cache_hint, 1)
+SIMT_PTX_TENSOR_STORE(ptx_cp_async_bulk_tensor_Nd_global_shared_cta_bulk_group, 0)
+SIMT_PTX_TENSOR_STORE(ptx_cp_async_bulk_tensor_Nd_global_shared_cta_bulk_group_L2_cache_hint, 1)
 
 SIMT_INLINE void ptx_prefetch_tensormap(u64) {}
 

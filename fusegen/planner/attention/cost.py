@@ -74,7 +74,7 @@ def memory_us(moved: Traffic, target: Target) -> float:
 
 
 def cost_of(
-    found: Recognized, moved: Traffic, target: Target, time_us: float, room: int, registers: int, resident: int
+    found: Scored, moved: Traffic, target: Target, time_us: float, room: int, registers: int, resident: int
 ) -> Cost:
     """With the floor of what is moved; `room`: bytes of shared memory of each of so many resident blocks of an SM."""
     memory = moved.ideal / (target.dram_gbs * 1e3)

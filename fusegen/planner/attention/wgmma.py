@@ -17,11 +17,12 @@ What measurements on an H100 decided (docs/measurements.md, "Attention on Hopper
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fusegen.language.types import bf16, f16
-from fusegen.planner.attention.parts import AttentionPlan, AttentionTile
+from fusegen.planner.attention.parts import AttentionPlan, AttentionTile, ScoresPlan
 from fusegen.planner.model import Access, Param, RowDim
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.tile import LINE_BYTES
@@ -32,8 +33,8 @@ BOX_ROWS = 16  # of what a warp stores at once
 WARPGROUP = 128  # threads
 # of a consumer's and of the producer's thread, by how many consumers there are: together as many as the block starts
 # with. A single consumer keeps what the compiler gives it
-CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 160}
-PRODUCER_REGISTERS = {1: 0, 2: 40, 3: 32}
+CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 160, 4: 112}
+PRODUCER_REGISTERS = {1: 0, 2: 40, 3: 32, 4: 32}
 USUAL_REGISTERS = 28  # beside sums, scores and weights: addresses, row values, loop counters
 MOST_TOGETHER = 16  # heads whose blocks are mixed: 4, 8 and 16 took the same time
 MOST_AXES = 5  # of a tensor copy (PTX ISA, cp.async.bulk.tensor)
@@ -69,13 +70,12 @@ class Boxes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WgmmaAttentionPlan(AttentionPlan):
-    """Attention by wgmma. `scale`: a logit is so many times what the bodies make of a score."""
+class WgmmaScoresPlan(ScoresPlan):
+    """Tiles of scores by wgmma. `scale`: a logit is so many times what the bodies make of a score."""
 
     scale: float
     query_boxes: Boxes
     key_boxes: Boxes
-    value_boxes: Boxes
     stored: Mapping[str, Boxes]  # results that tensor copies store, by their tensors' names
 
     @property
@@ -105,10 +105,6 @@ class WgmmaAttentionPlan(AttentionPlan):
         return PRODUCER_REGISTERS[self.consumers]
 
     @property
-    def takes_turns(self) -> bool:
-        return self.consumers > 1
-
-    @property
     def depth_steps(self) -> int:
         """Instructions along a query."""
         return -(-self.query.columns // self.atom.k)
@@ -117,6 +113,42 @@ class WgmmaAttentionPlan(AttentionPlan):
     def scores_each(self) -> int:
         """That a thread holds of a tile."""
         return self.tile.keys // 2
+
+    @property
+    @abstractmethod
+    def columns_of_key(self) -> int:
+        """That are read for each key."""
+
+    @property
+    def most_together(self) -> int:
+        return MOST_TOGETHER
+
+    @property
+    def heads_together(self) -> int:
+        """Heads whose blocks are mixed, the longest rows of all of them first, where a mask makes rows unequal: as many
+        as have room for what is read of their keys in half of the L2 cache. 1: a head's blocks follow one another.
+
+        causal, 64 heads of 128, S = 4096 on an H100: 439 us so, 470 head by head."""
+        if len(self.row_dims) < 2 or self.ends.direction != "up" or self.ends.end is None:
+            return 1
+        each = self.keys * self.columns_of_key * self.dtype.bytes
+        room = self.target.l2_bytes // 2 // max(1, each)
+        return min(self.most_together, 1 << max(0, room.bit_length() - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WgmmaAttentionPlan(WgmmaScoresPlan, AttentionPlan):
+    """Attention by wgmma."""
+
+    value_boxes: Boxes
+
+    @property
+    def takes_turns(self) -> bool:
+        return self.consumers > 1
+
+    @property
+    def columns_of_key(self) -> int:
+        return self.key.columns + self.value.columns
 
     @property
     def sums_each(self) -> int:
@@ -133,18 +165,6 @@ class WgmmaAttentionPlan(AttentionPlan):
     def barriers_at(self) -> int:
         needed = max((b.bytes for b in self.stored.values()), default=0)
         return max(ring_bytes(self.tile, *self.matrices), self.staging_at + needed)
-
-    @property
-    def heads_together(self) -> int:
-        """Heads whose blocks are mixed, the longest rows of all of them first, where a mask makes rows unequal: as many
-        as have room for their keys and values in half of the L2 cache. 1: a head's blocks follow one another.
-
-        causal, 64 heads of 128, S = 4096 on an H100: 439 us so, 470 head by head."""
-        if len(self.row_dims) < 2 or self.ends.direction != "up" or self.ends.end is None:
-            return 1
-        each = self.keys * (self.key.columns + self.value.columns) * self.dtype.bytes
-        room = self.target.l2_bytes // 2 // max(1, each)
-        return min(MOST_TOGETHER, 1 << max(0, room.bit_length() - 1))
 
     @property
     def matrices(self) -> tuple[Boxes, Boxes, Boxes]:
