@@ -4,9 +4,10 @@
     python benchmarks/attention.py --candidates 4       # and its next ones, to draw constants of the cost model from
     python benchmarks/attention.py --only causal --flex # beside torch's FlexAttention too, which torch.compile makes
 
-Beside each row: torch's scaled_dot_product_attention by cuDNN and by FlashAttention, as far as it has the chain. All by
-one stopwatch, L2 cold, medians; operations as usual, 4 S T D a head, of a mask its share. `apart` is the distance from
-a reference in f32, relative L2. Run from the repository root on a GPU, in an environment with torch.
+Beside each row: torch's scaled_dot_product_attention by cuDNN and by FlashAttention, as far as it has the chain; beside
+weights that are written out, torch.compile of the same, and a fill of as much memory. All by one stopwatch, L2 cold,
+medians; operations as usual, 4 S T D a head, 2 where weights are written, of a mask its share. `apart` is the distance
+from a reference in f32, relative L2. Run from the repository root on a GPU, in an environment with torch.
 """
 
 from __future__ import annotations
@@ -84,6 +85,16 @@ def documents(
     return F.softmax(F.where((col <= row) & (col >= first), s, -math.inf)) @ v
 
 
+@chain(B=1, H=32, S=4096, T=4096, D=128)
+def weights(q: bf16[B, H, S, D], k: bf16[B, H, T, D]) -> bf16[B, H, S, T]:
+    return F.softmax(q @ k.mT * D**-0.5)
+
+
+@chain(B=1, H=32, S=4096, T=4096, D=128)
+def causal_weights(q: bf16[B, H, S, D], k: bf16[B, H, T, D]) -> bf16[B, H, S, T]:
+    return F.softmax(F.causal(q @ k.mT * D**-0.5))
+
+
 @dataclass(frozen=True)
 class Row:
     chain: Chain
@@ -97,7 +108,7 @@ class Row:
     def share(self) -> float:
         """Of all scores, those that the mask leaves."""
         name, s = self.chain.name, self.s
-        if name in ("causal", "alibi"):
+        if name in ("causal", "alibi", "causal_weights"):
             return 0.5
         if name == "window":
             w = min(WINDOW, s)
@@ -110,8 +121,14 @@ class Row:
         return {**found, "E": self.e} if self.e else found
 
     @property
+    def writes(self) -> bool:
+        """Are weights written out, and multiplied with nothing?"""
+        return self.chain in (weights, causal_weights)
+
+    @property
     def flops(self) -> float:
-        return 2 * self.b * self.h * self.s**2 * (self.d + (self.e or self.d)) * self.share
+        width = 0 if self.writes else self.e or self.d
+        return 2 * self.b * self.h * self.s**2 * (self.d + width) * self.share
 
 
 LENGTHS = ((128, 1024), (64, 4096), (16, 16384))  # heads, queries
@@ -123,12 +140,14 @@ ROWS = (
     Row(unlike, 1, 32, 4096, 192, 128),
     *(Row(chain_, 1, 32, 4096, 128) for chain_ in (full, causal, bias, alibi, softcap, window, documents)),
     *(Row(window, 1, 16, s, 128) for s in (8192, 32768)),
+    *(Row(chain_, 1, 32, s, 128) for chain_ in (weights, causal_weights) for s in (2048, 4096)),
 )  # fmt: skip
 
 
 def operands(torch: Any, row: Row) -> tuple[Any, ...]:
     torch.manual_seed(0)
-    found = [torch.randn(row.b, row.h, row.s, n, device="cuda").bfloat16() for n in (row.d, row.d, row.e or row.d)]
+    widths = (row.d, row.d) if row.writes else (row.d, row.d, row.e or row.d)
+    found = [torch.randn(row.b, row.h, row.s, n, device="cuda").bfloat16() for n in widths]
     if row.chain is bias:
         found.append(torch.randn(1, row.h, row.s, row.s, device="cuda").bfloat16())
     if row.chain is alibi:
@@ -153,7 +172,7 @@ def logits(torch: Any, row: Row, given: tuple[Any, ...], heads: slice) -> Any:
     if name == "softcap":
         s = 30 * torch.tanh(s / 30)
     keep = col >= 0
-    if name in ("causal", "alibi", "window", "documents"):
+    if name in ("causal", "alibi", "window", "documents", "causal_weights"):
         keep = keep & (col <= line)
     if name == "window":
         keep = keep & (col > line - WINDOW)
@@ -168,6 +187,9 @@ def peers(torch: Any, row: Row, given: tuple[Any, ...], flex: bool) -> Iterator[
     from torch.nn.functional import scaled_dot_product_attention
 
     name = row.chain.name
+    if row.writes:
+        yield from written(torch, row, given)
+        return
     q, k, v = given[:3]
     if name in ("full", "causal", "unlike", "bias"):
         mask = given[3] if name == "bias" else None
@@ -180,6 +202,21 @@ def peers(torch: Any, row: Row, given: tuple[Any, ...], flex: bool) -> Iterator[
             yield backend.name.split("_")[0].lower(), call
     if flex:
         yield "flex", flexible(torch, row, given)
+
+
+def written(torch: Any, row: Row, given: tuple[Any, ...]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """torch.compile of written weights, and a fill of as much memory."""
+    q, k = given
+    keep = torch.ones(row.s, row.s, dtype=torch.bool, device="cuda").tril()
+
+    def softmax(q: Any, k: Any, keep: Any) -> Any:
+        s = q @ k.mT * row.d**-0.5
+        return (s.masked_fill(~keep, -math.inf) if row.share < 1 else s).softmax(-1)
+
+    compiled = torch.compile(softmax)
+    yield "torch.compile", lambda: compiled(q, k, keep)
+    out = torch.empty(row.b, row.h, row.s, row.s, dtype=q.dtype, device="cuda")
+    yield "fill", out.zero_
 
 
 def flexible(torch: Any, row: Row, given: tuple[Any, ...]) -> Callable[[], Any]:
@@ -218,7 +255,9 @@ def measure(torch: Any, wanted: argparse.Namespace) -> None:
 def measure_row(torch: Any, watch: Stopwatch, row: Row, wanted: argparse.Namespace) -> None:
     given = operands(torch, row)
     heads = slice(0, 2)
-    expected = logits(torch, row, given, heads).softmax(-1) @ given[2][:, heads].float() if row.s <= 16384 else None
+    expected = logits(torch, row, given, heads).softmax(-1) if row.s <= 16384 else None
+    if expected is not None and not row.writes:
+        expected = expected @ given[2][:, heads].float()
 
     def apart(out: Any) -> str:
         if expected is None:

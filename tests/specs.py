@@ -7,6 +7,7 @@ from pathlib import Path
 from fusegen.language.axes import column_reductions
 from fusegen.language.spec import Chain, load_chains
 from fusegen.planner.attention.recognition import is_attention
+from fusegen.planner.attention.written import is_written
 from fusegen.planner.products.factors import lacking
 from fusegen.targets import Target
 
@@ -22,7 +23,8 @@ ALL = {name: chain for name, chain in SHIPPED.items() if name not in PROGRAMS}  
 # sizes at which a chain of many products is soon run, and small enough that errors leave something to be judged
 FEW = {"decoder_layer": {"B": 2, "D": 64, "H": 2, "G": 2, "E": 16, "T": 32, "U": 96}}
 ATTENTION = {name: chain for name, chain in ALL.items() if is_attention(chain.graph)}
-PRODUCTS = {name: chain for name, chain in ALL.items() if chain.graph.products and name not in ATTENTION}
+WRITTEN = {name: chain for name, chain in ALL.items() if is_written(chain.graph)}
+PRODUCTS = {name: c for name, c in ALL.items() if c.graph.products and name not in (*ATTENTION, *WRITTEN)}
 COLUMNS = {name: chain for name, chain in ALL.items() if column_reductions(chain.graph)}
 ROWS = {name: chain for name, chain in ALL.items() if not chain.graph.products and name not in COLUMNS}
 

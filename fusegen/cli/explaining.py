@@ -15,8 +15,10 @@ from fusegen.language.naming import value_names
 from fusegen.language.operators import operators
 from fusegen.language.products import Factor, split
 from fusegen.language.types import shape_text, size_of
-from fusegen.planner.attention.parts import AttentionPlan
-from fusegen.planner.attention.recognition import recognized
+from fusegen.planner.attention.parts import AttentionPlan, ScoresPlan
+from fusegen.planner.attention.recognition import Scored, recognized
+from fusegen.planner.attention.weights import WeightsPlan
+from fusegen.planner.attention.written import written_weights
 from fusegen.planner.columns.plan import ColumnsPlan
 from fusegen.planner.model import Access, Candidates, Plan, RowPlan, Value
 from fusegen.planner.products.gemm import GemmPlan
@@ -94,6 +96,8 @@ def product_sections(plan: Plan) -> tuple[Section, ...]:
         return ()
     if isinstance(plan, AttentionPlan):
         return (Section("attention", tuple(map(Point, attention(plan)))),)
+    if isinstance(plan, WeightsPlan):
+        return (Section("weights", tuple(map(Point, written_out(plan)))),)
     return (Section("products", tuple(map(Point, products(plan)))),)
 
 
@@ -129,19 +133,41 @@ def products(plan: Plan) -> list[str]:
 def attention(plan: AttentionPlan) -> list[str]:
     """What is found of the softmax, of its mask, and of what is carried from tile to tile."""
     found, names = recognized(plan.graph), value_names(plan.lowered)
-    query, key, value = found.query.name, found.key.name, found.value.name
+    product = (
+        f"{names[found.product]} = {names[found.weights]} @ {found.value.name}, the left factor from the registers of "
+        "the scores"
+    )
+    pivot = f"the sums are brought to {names[found.pivot]}, which the chain subtracts, behind the last tile"
+    lines = [*scores(plan, found), product, *([] if found.plain_pivot else [pivot])]
+    return lines + masked(plan, "are neither read nor multiplied")
+
+
+def written_out(plan: WeightsPlan) -> list[str]:
+    """The same of weights that are written out."""
+    found, names = written_weights(plan.graph), value_names(plan.lowered)
+    results = ", ".join(t.name for t in found.results)
     lines = [
-        f"{names[found.scores]} = {query} @ {key}^T, {shape_text(found.scores.shape)} over {found.depth}, in "
-        f"registers, {plan.tile.keys} keys at a time",
+        *scores(plan, found),
+        f"a second pass over the keys makes {names[found.scores]} again, and of each of them {results}: no score is in "
+        "memory",
+    ]
+    return lines + masked(plan, "are not read: what an exponential of -inf gives is written there")
+
+
+def scores(plan: ScoresPlan, found: Scored) -> list[str]:
+    names = value_names(plan.lowered)
+    return [
+        f"{names[found.scores]} = {found.query.name} @ {found.key.name}^T, {shape_text(found.scores.shape)} over "
+        f"{found.depth}, in registers, {plan.tile.keys} keys at a time",
         f"{names[found.logits]} is what is softmaxed: its row's largest value, {names[found.top]}, and sums of "
         f"{names[found.exps]} are carried from tile to tile; they shrink by exp(old - new) as it grows",
-        f"{names[found.product]} = {names[found.weights]} @ {value}, the left factor from the registers of the scores",
     ]
-    if not found.plain_pivot:
-        lines.append(f"the sums are brought to {names[found.pivot]}, which the chain subtracts, behind the last tile")
-    for where, end in (("before the first", plan.ends.first), ("behind the last", plan.ends.end)):
-        if end is not None:
-            lines.append(f"keys {where} that a block's rows need are neither read nor multiplied")
+
+
+def masked(plan: ScoresPlan, left_out: str) -> list[str]:
+    """What a mask spares."""
+    ends = (("before the first", plan.ends.first), ("behind the last", plan.ends.end))
+    lines = [f"keys {where} that a block's rows need {left_out}" for where, end in ends if end is not None]
     if plan.ends.settles:
         lines.append("conditions of known ends are tested only in tiles that an end cuts")
     return lines

@@ -78,6 +78,8 @@ def speller(plan: Plan) -> Spelling:
 
         return ColumnsSpeller(plan)
     from fusegen.planner.attention.parts import AttentionPlan
+    from fusegen.planner.attention.weights import WeightsPlan
+    from fusegen.planner.attention.weights_wgmma import WgmmaWeightsPlan
     from fusegen.planner.attention.wgmma import WgmmaAttentionPlan
     from fusegen.planner.products.gemm import GemmPlan
     from fusegen.planner.products.wgmma import WgmmaPlan
@@ -90,6 +92,14 @@ def speller(plan: Plan) -> Spelling:
         from fusegen.emitting.attention.spelling import AttentionSpeller
 
         return AttentionSpeller(plan)
+    if isinstance(plan, WgmmaWeightsPlan):
+        from fusegen.emitting.attention.weights_wgmma import WgmmaWeightsSpeller
+
+        return WgmmaWeightsSpeller(plan)
+    if isinstance(plan, WeightsPlan):
+        from fusegen.emitting.attention.weights import WeightsSpeller
+
+        return WeightsSpeller(plan)
     if isinstance(plan, WgmmaPlan):
         from fusegen.emitting.products.wgmma import WgmmaSpeller
 

@@ -101,6 +101,11 @@ ATTENTION_FRAME = frozenset(
     values_at values_empty values_full values_lie values_ring weigh weights read_ahead stages warpgroup role tiles
     parity staging staging_at barriers_at line_bytes first_keys end_keys free_first_keys free_end_keys""".split()  # noqa: SIM905
 )
+# the same of templates for the softmax of a product's rows
+WEIGHTS_FRAME = frozenset(
+    """key_of take_tile last_key zeros zeros_at zeros_stored own_zeros zero_bytes zero_rows store_zeros box_rows
+    rows_end line_elements others peak pair store_box_evict_first policy""".split()  # noqa: SIM905
+)
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
 FILE_SCOPE = frozenset(
     """std abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc exp exp10 exp2 expm1
@@ -126,6 +131,7 @@ MACROS = "SIMT_"  # the start of the names of the emulator's macros
 VALUE_SUFFIXES = ("_masked", "_last", "_kept", "_part", "_part_values", "_all", "_here")
 COLUMN_SUFFIXES = ("_turn",)
 ATTENTION_SUFFIXES = ("_pitch", "_keys")
+WEIGHTS_SUFFIXES = ("_rows", "_masked", "_staging")
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
 
 
@@ -142,7 +148,7 @@ def entry_name(graph: Graph) -> str:
     if graph.selections:
         taken |= SELECTION_FRAME
     if graph.products:
-        taken |= PRODUCT_FRAME | ATTENTION_FRAME
+        taken |= PRODUCT_FRAME | ATTENTION_FRAME | WEIGHTS_FRAME
     if any(n.over for n in graph.reductions):
         taken |= COLUMN_FRAME
     steps_aside = graph.name in taken or RESERVED.match(graph.name) or graph.name.startswith(MACROS)
@@ -167,11 +173,15 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
     of_tensors: tuple[str, ...] = TENSOR_SUFFIXES
     of_values: tuple[str, ...] = VALUE_SUFFIXES
     chained = len(graph.products) == 2 and graph.products[0] in behind(graph.products[1].inputs)
+    weighed = may_be_weighed(graph)
+    if weighed:
+        frame |= ATTENTION_FRAME | WEIGHTS_FRAME
     if graph.products:
         frame |= ATTENTION_FRAME if chained else PRODUCT_FRAME
         of_tensors, of_values = TENSOR_SUFFIXES + FACTOR_SUFFIXES, VALUE_SUFFIXES + SUM_SUFFIXES
-        of_tensors += ATTENTION_SUFFIXES if chained else ()
-        of_values += ATTENTION_SUFFIXES if chained else ()
+        of_tensors += ATTENTION_SUFFIXES if chained or weighed else ()
+        of_values += ATTENTION_SUFFIXES if chained or weighed else ()
+        of_tensors += WEIGHTS_SUFFIXES if weighed else ()
     if of_columns:
         of_values += COLUMN_SUFFIXES
     claims = Claims(frame)
@@ -193,6 +203,14 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
         if node not in names:
             names[node] = claims.claim(describing.wanted(node), of_values)
     return names
+
+
+def may_be_weighed(graph: Graph) -> bool:
+    """Has a product a maximum along its rows, and elements that are written? The softmax of its rows may be."""
+    if len(graph.products) != 1 or not any(n.op.name == "max" for n in graph.reductions):
+        return False
+    (product,) = graph.products
+    return any(t.shape[-1:] == product.shape[-1:] for t in graph.outputs)
 
 
 def factors_alone(graph: Graph) -> frozenset[Node]:

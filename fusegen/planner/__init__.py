@@ -48,6 +48,18 @@ def for_attention(name: str, module: str) -> Rule:
     return rule
 
 
+def for_weights(name: str, module: str) -> Rule:
+    """The rule of that name, imported with the first product whose rows are softmaxed."""
+
+    def rule(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+        if len(graph.products) != 1 or graph.selection or not any(n.op.name == "max" for n in graph.reductions):
+            raise NotFor("written weights are the softmax of a product's rows")
+        found: Rule = getattr(import_module(f"fusegen.planner.attention.{module}"), name)
+        return found(graph, target, layout)
+
+    return rule
+
+
 def for_columns(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     """Imported with the first reduction over rows."""
     if not column_reductions(graph):
@@ -69,6 +81,8 @@ RULES: Mapping[str, Rule] = {
     "columns": for_columns, "row_parts": for_parts, "attention": for_attention("attention", "rule"),
     "attention_wgmma": for_attention("attention_wgmma", "wgmma_rule"),
     "gemm": for_products("gemm", "mma_rule"), "wgmma": for_products("wgmma", "wgmma_rule"),
+    "weights": for_weights("weights", "weights_rule"),
+    "weights_wgmma": for_weights("weights_wgmma", "weights_wgmma"),
 }  # fmt: skip
 CONTIGUOUS = Layout()
 

@@ -44,11 +44,13 @@ from fusegen.language.naming import value_names
 from fusegen.language.scans import Largest, ScanWay
 from fusegen.language.types import DType, f32, size_of
 from fusegen.planner.attention.parts import AttentionPlan
+from fusegen.planner.attention.weights import WeightsPlan
+from fusegen.planner.attention.written import written_weights
 from fusegen.planner.columns.plan import ColumnsPlan, ColumnTile
 from fusegen.planner.model import Plan, ReductionKind, RowPlan, Summed
 from fusegen.planner.products.parts import ProductPlan
 from fusegen.targets.atoms import F32_BITS
-from fusegen.validation.carried import CarriedProduct, CarriedSum, Exponentials, carried
+from fusegen.validation.carried import CarriedProduct, CarriedSum, Exponentials, carried, carried_sums
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HALF_ULP = 2.0**-24
@@ -117,6 +119,10 @@ def accumulations(plan: Plan) -> Mapping[Node, How]:
                 dtype, tf32=False, flushes=plan.target.flushes_factors, summed=Summed(), carried=own
             )
         return {**found, **carrying}
+    if isinstance(plan, WeightsPlan):
+        for node, dtype in plan.lowered.factor_types.items():
+            found[node] = Multiplication(dtype, tf32=False, flushes=plan.target.flushes_factors, summed=Summed())
+        return {**found, **carried_sums(plan, written_weights(plan.graph))}
     if not isinstance(plan, RowPlan):
         bits = plan.atom.sum_bits if isinstance(plan, ProductPlan) else F32_BITS
         for node, dtype in plan.lowered.factor_types.items():

@@ -30,8 +30,8 @@ import numpy as np
 
 from fusegen.language.graph import Node
 from fusegen.language.types import f32
-from fusegen.planner.attention.parts import AttentionPlan
-from fusegen.planner.attention.recognition import recognized
+from fusegen.planner.attention.parts import AttentionPlan, ScoresPlan
+from fusegen.planner.attention.recognition import Scored, recognized
 from fusegen.validation.bounded import Bounded, bounded
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -70,13 +70,19 @@ class CarriedProduct:
 def carried(plan: AttentionPlan) -> tuple[Mapping[Node, Exponentials | CarriedSum], CarriedProduct, Node]:
     """How `plan` makes its exponentials and their sum, and beside its own rounding the product, which is the last."""
     found = recognized(plan.graph)
+    return carried_sums(plan, found), CarriedProduct(found.exps, plan.tiles), found.product
+
+
+def carried_sums(plan: ScoresPlan, found: Scored) -> Mapping[Node, Exponentials | CarriedSum]:
+    """How `plan` makes its exponentials and their sum."""
     lanes = 2 ** len(plan.atom.fragment.lanes_of_row)
     hows: dict[Node, Exponentials | CarriedSum] = {
         found.exps: Exponentials(found.top, found.pivot, found.plain_pivot, plan.base_2)
     }
-    if found.total is not None:
-        hows[found.total] = CarriedSum(plan.tile.keys // lanes * plan.tiles, lanes.bit_length() - 1, plan.tiles)
-    return hows, CarriedProduct(found.exps, plan.tiles), found.product
+    if found.total is not None:  # lanes may carry pivots of their own: one tile more, where they are brought together
+        tiles = plan.tiles + 1
+        hows[found.total] = CarriedSum(plan.tile.keys // lanes * plan.tiles, lanes.bit_length() - 1, tiles)
+    return hows
 
 
 def exponentials(found: Bounded, how: Exponentials, table: Mapping[Node, Bounded], logits: Bounded) -> Bounded:

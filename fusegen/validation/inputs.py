@@ -15,8 +15,9 @@ from fusegen.language.axes import reduced_axes
 from fusegen.language.graph import Graph, Kind, Node, Tensor, behind
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import Dim, DType, b8, f32, i32, i64, size_of
-from fusegen.planner.attention.operands import attention_uses
+from fusegen.planner.attention.operands import attention_uses, weights_uses
 from fusegen.planner.attention.recognition import is_attention
+from fusegen.planner.attention.written import is_written, written_weights
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import moves_along
 from fusegen.planner.products.factors import Use, axis_of, uses
@@ -260,7 +261,9 @@ def main_tensors(graph: Graph) -> tuple[Tensor, ...]:
 
 def uses_of(graph: Graph) -> tuple[Use, ...]:
     """How a chain of products, or of attention, reads its operands."""
-    return attention_uses(graph) if is_attention(graph) else uses(graph)
+    if is_attention(graph):
+        return attention_uses(graph)
+    return weights_uses(written_weights(graph)) if is_written(graph) else uses(graph)
 
 
 def right_factors(graph: Graph) -> tuple[Tensor, ...]:

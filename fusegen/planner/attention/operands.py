@@ -13,6 +13,7 @@ from fusegen.language.naming import value_names
 from fusegen.language.types import size_of
 from fusegen.planner.attention.parts import Matrix
 from fusegen.planner.attention.recognition import Recognized, inputs_of, of_row, recognized
+from fusegen.planner.attention.written import Written
 from fusegen.planner.model import Access, Layout, Param, RowDim
 from fusegen.planner.parts import Transport
 from fusegen.planner.pieces import VECTOR_BYTES, named_dims, params_of, stride_name
@@ -30,6 +31,17 @@ def attention_uses(graph: Graph) -> tuple[Use, ...]:
         (found.value.name, "values"): Use(found.value, "right"),
     }
     for tensor in by_rows(found):
+        made.setdefault((tensor.name, "tile"), Use(tensor, "tile"))
+    return tuple(made.values())
+
+
+def weights_uses(found: Written) -> tuple[Use, ...]:
+    """Every use of every operand and result of written weights, each once."""
+    made = {
+        (found.query.name, "left"): Use(found.query, "left"),
+        (found.key.name, "right"): Use(found.key, "right", transposed=True),
+    }
+    for tensor in (*inputs_of(found.lowered, (*found.score_body, *found.behind)), *found.lowered.outputs):
         made.setdefault((tensor.name, "tile"), Use(tensor, "tile"))
     return tuple(made.values())
 

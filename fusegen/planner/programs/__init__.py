@@ -6,12 +6,14 @@ expected to take much less time. What is cut where is `search`'s to find; `cutti
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 
 from fusegen.errors import NoPlan
 from fusegen.language.axes import column_reductions
 from fusegen.language.graph import Graph, plain
-from fusegen.planner.model import Candidates
+from fusegen.language.types import size_of
+from fusegen.planner.model import Candidates, Plan
 from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.targets.base import Target
@@ -36,6 +38,8 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
         computed = any(not plain(factor) for product in graph.products for factor in product.inputs)
         if found.plans[0].rule == "attention":  # whose scores no cut leaves out of memory
             return None
+        if found.plans[0].rule.startswith("weights"):  # as well, but rows of a block each may be too few for a GPU
+            computed = fills_part(found.plans[0])
         if not (computed or groups_of_products(graph)) or least.floor_us > WORTH_CUTTING * least.time_us:
             return None
     limits = (WORTH_CUTTING * found.plans[0].cost.time_us, FEW_STATES) if found.plans else ()
@@ -61,6 +65,13 @@ def cheapest(graph: Graph, target: Target, *limits: float) -> ProgramPlan:
     if isinstance(program, NoPlan):
         raise program.with_traceback(None)
     return program
+
+
+def fills_part(plan: Plan) -> bool:
+    """Has a launch at the graph's sizes fewer blocks than the GPU has places?"""
+    graph = plan.graph
+    extents = [math.prod(size_of(graph.shape[axis], graph.sizes) for axis in dim.axes) for dim in plan.row_dims]
+    return plan.blocks(*extents) < plan.target.sms * plan.cost.blocks_per_sm
 
 
 def by_parts(found: Candidates, below_us: float) -> ProgramPlan | None:
