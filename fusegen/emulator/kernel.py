@@ -160,6 +160,9 @@ class _Request(ctypes.Structure):
         ("first_block", ctypes.c_uint64),
         ("last_block", ctypes.c_uint64),
         ("registers", ctypes.c_uint32),
+        ("dependent", ctypes.c_uint32),
+        ("unfinished", ctypes.POINTER(_BufferRange)),
+        ("unfinished_count", ctypes.c_uint64),
         ("report", _Report),
     )
 
@@ -203,6 +206,7 @@ class EmulatedKernel:
         workers: int | None = None,
         memory: Sequence[Buffer] = (),
         only: tuple[int, int] | None = None,
+        unfinished: Sequence[Buffer] | None = None,
     ) -> None:
         """Run the kernel to its end.
 
@@ -210,16 +214,15 @@ class EmulatedKernel:
         missing barrier also gives wrong numbers, and repeatably so. `workers` is the number of threads that share the
         blocks; the checking build always uses one. `memory` is what the kernel may touch beside the buffers among
         `args`: what its tensor maps point to. `only`: the grid's blocks that are to run, from one number to below the
-        other. Raises KernelFault if the kernel breaks a rule or does not end within `timeout_s`, LaunchError if
-        the launch doesn't fit the kernel, EmulatorUnavailable if memory runs out.
+        other. `unfinished` makes it a dependent launch: what those before it write, or read where it is not writable,
+        and which may go on until a thread has waited. Raises KernelFault if the kernel breaks a rule or does not end
+        within `timeout_s`, LaunchError if the launch doesn't fit the kernel, EmulatorUnavailable if memory runs out.
         """
         self._require_sane(grid, block, shared_bytes, args)
         values = [_value(arg) for arg in args]
         pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(value) for value in values))
         buffers = [*(arg for arg in args if isinstance(arg, Buffer)), *memory]
-        ranges = (_BufferRange * max(1, len(buffers)))(
-            *(_BufferRange(b.name.encode(), b.start, b.size, b.writable, b.initialised) for b in buffers)
-        )
+        ranges, others = _ranges(buffers), _ranges(unfinished or ())
         request = _Request(
             grid=_Index3(*grid),
             block=_Index3(*block),
@@ -236,6 +239,9 @@ class EmulatedKernel:
             buffer_count=len(buffers),
             first_block=only[0] if only else 0,
             last_block=min(only[1] if only else math.prod(grid), math.prod(grid)),
+            dependent=unfinished is not None,
+            unfinished=others,
+            unfinished_count=len(unfinished or ()),
         )
         self._launch(ctypes.byref(request))
         if KINDS[request.report.kind] == "resources":  # the machine's fault, not the kernel's
@@ -298,6 +304,12 @@ class EmulatedKernel:
             thread=thread,
             other_line=other_line,
         )
+
+
+def _ranges(buffers: Sequence[Buffer]) -> Any:
+    return (_BufferRange * max(1, len(buffers)))(
+        *(_BufferRange(b.name.encode(), b.start, b.size, b.writable, b.initialised) for b in buffers)
+    )
 
 
 def _value(arg: Argument) -> Scalar:

@@ -36,8 +36,8 @@ SIMT_INLINE void ptx_elect_sync(PtxNothing, bool& p, u32 mask, SIMT_LINE) {
 SIMT_INLINE void ptx_setmaxnreg_inc_sync_aligned_u32(u32 registers, SIMT_LINE) { set_registers(registers, true, line); }
 SIMT_INLINE void ptx_setmaxnreg_dec_sync_aligned_u32(u32 registers, SIMT_LINE) { set_registers(registers, false, line); }
 
-// Launches here come one after another.
-SIMT_INLINE void ptx_griddepcontrol_wait() {}
+// Launches here come one after another; what comes too early of one is found by runtime/grids.cpp.
+SIMT_INLINE void ptx_griddepcontrol_wait() { wait_for_grids(); }
 SIMT_INLINE void ptx_griddepcontrol_launch_dependents() {}
 
 }  // namespace simt

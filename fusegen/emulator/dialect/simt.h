@@ -225,6 +225,9 @@ void atomic_commit(void* address, u32 bytes, u64 bits);
 constexpr u64 shared_margin = 256;  // bytes on either side of a static __shared__ variable that nothing may touch
 constexpr u64 largest_shared_alignment = 4096;
 
+// --- launches beside each other
+void wait_for_grids();  // griddepcontrol.wait
+
 // --- launching
 struct BufferRange {
   const char* name;
@@ -270,6 +273,9 @@ struct Request {
   u64 first_block;         // the only ones that run, in the order of the grid; whole clusters
   u64 last_block;          // one past the last
   u32 registers;           // of a thread, at most, by its launch bounds; 0 if it has none
+  u32 dependent;           // it may begin while launches before it run: griddepcontrol.wait waits for their end
+  const BufferRange* unfinished;  // what these may still be reading or, where that is `writable`, writing
+  u64 unfinished_count;
   Report report;
 };
 

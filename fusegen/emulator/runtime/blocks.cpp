@@ -89,6 +89,7 @@ void Worker::begin_block(Block& block, u64 linear) {
     prepare_context(fiber.context, fiber.stack_low, top, fiber_main);
     fiber.warp_epoch = 0;
     fiber.fenced = false;
+    fiber.waited = false;
     fiber.line = 0;
     fiber.copies.clear();
     fiber.stores.clear();

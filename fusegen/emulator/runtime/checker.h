@@ -177,6 +177,9 @@ u32 offset_of_site(const void* site);
 // checker_copies.cpp
 void require_no_source(const Region& region, const char* place, u64 bytes, Access access, const void* site);
 
+// grids.cpp
+void require_finished(const char* place, u64 bytes, Access access, const void* site);  // by the launches before this one
+
 // checker_reads.cpp
 void require_fenced(const char* place, u64 bytes, const void* site);  // what asynchronous instructions read
 void require_no_reading(const Region& region, const char* place, u64 bytes, Access access, const void* site);

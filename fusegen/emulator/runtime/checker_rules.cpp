@@ -249,6 +249,9 @@ void check_registers(const void* address, u64 bytes, Access access, const void* 
 void check_memory(const void* address, u64 bytes, Access access, bool needs_value, const void* site) {
   char* place = static_cast<char*>(const_cast<void*>(address));
   const Fiber& fiber = *static_cast<const Fiber*>(current_fiber());
+  if (worker->launch->request.unfinished_count && !fiber.waited) {
+    require_finished(place, bytes, access, site);
+  }
   Checker& checker = *worker->checker;
   auto site_bits = reinterpret_cast<uintptr_t>(site);
   u8& remembered = checker.region_of_site[site_bits & 4095];

@@ -256,6 +256,7 @@ static void launch_workers(Request& request) {
                 request.block.x * request.block.y * request.block.z,
                 request.first_block / blocks_of(request.cluster),
                 {},
+                {},
                 {}};
   SignalGuard guard;
 #ifdef SIMT_CHECK
@@ -301,6 +302,7 @@ static void launch_workers(Request& request) {
   for (auto& each : workers) {
     pool().give_back(std::move(each));
   }
+  require_waited(launch);
 }
 
 void launch(Request& request) {

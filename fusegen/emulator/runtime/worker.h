@@ -30,6 +30,7 @@ struct Fiber : ThreadView {
   int line;        // of the barrier or warp operation it waits at
   u32 warp_epoch;  // counts __syncwarp; the race rule's order within a warp
   bool fenced;     // has called __threadfence in this block
+  bool waited;     // for the launches before this one
   CopyQueue copies;
   CopyQueue stores;  // bulk copies out of shared memory
   u64* mbarrier;     // it sleeps at this one, or null
@@ -119,6 +120,7 @@ struct Launch {
   u32 threads;  // of a block
   std::atomic<u64> next_cluster;
   std::atomic<bool> stopped;
+  std::atomic<bool> waited;  // has any thread, for the launches before this one?
   std::mutex report_mutex;
 };
 
@@ -249,6 +251,9 @@ const char* name_of(WarpOperation operation);
 void end_wgmma(const Fiber& fiber);
 void touch_registers(Fiber& fiber, const char* place, u64 bytes, const char* verb, bool writes, const void* site);
 void tell_of_warpgroup(Block& block);  // if it waits for a thread that does not come
+
+// grids.cpp
+void require_waited(Launch& launch);  // at the end of a dependent launch
 
 // signals.cpp: crashes and timeouts become reports for as long as one of these exists
 class SignalGuard {
