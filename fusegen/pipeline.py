@@ -29,6 +29,7 @@ from fusegen.errors import KernelError, MissingError, NoPlan, RequestError, Vali
 from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.planner import CONTIGUOUS, alike, candidates
+from fusegen.planner.launching import as_launched, reading_late
 from fusegen.planner.model import Candidates, Layout, Plan, Source
 from fusegen.planner.programs import program_instead
 from fusegen.planner.programs.model import ProgramPlan, Step
@@ -95,6 +96,12 @@ def choose_target(target: str | Target | None) -> Target:
     return finding.target_here() or target_named("cuda")
 
 
+def launching(target: Target, dependent_launch: bool) -> Target:
+    """The target, on which each kernel of a program begins when the one before it has ended unless `dependent_launch`,
+    and the target can."""
+    return target if dependent_launch else replace(target, dependent_launches=False)
+
+
 def graph_of(chain: Chain | Graph) -> Graph:
     """The graph behind what was passed for a chain. Raises RequestError for anything that has none."""
     if isinstance(chain, Chain):
@@ -107,20 +114,23 @@ def graph_of(chain: Chain | Graph) -> Graph:
 
 
 def plan(
-    chain: Chain | Graph, target: str | Target | None = None, *, tuned: bool = True
+    chain: Chain | Graph, target: str | Target | None = None, *, tuned: bool = True, dependent_launch: bool = True
 ) -> Plan | Any:  # Any: a ProgramPlan, as of `compile`
     """The plan that `compile` tries first for `chain` on `target` (the GPU present, else cuda:h200): the one that
     measured best, else, and with `tuned=False`, the cheapest by the cost model. Of a chain that is compiled to several
-    kernels, a ProgramPlan. Raises NoPlan."""
-    found = candidates(graph_of(chain), choose_target(target))
+    kernels, a ProgramPlan; `dependent_launch` as of `compile`. Raises NoPlan."""
+    found = candidates(graph_of(chain), launching(choose_target(target), dependent_launch))
     if (program := program_instead(found)) is not None:
         return tuned_steps(program, tuned)
     return choose(found, tuned=tuned).plan
 
 
 def steps_candidates(program: ProgramPlan) -> tuple[Candidates, ...]:
-    """Each step's candidates, for arrays that lie as the program has them lie."""
-    return tuple(candidates(step.graph, program.target, step.plan.layout) for step in program.steps)
+    """Each step's candidates, for arrays that lie as the program has them lie, launched as the program launches it."""
+    return tuple(
+        as_launched(candidates(step.graph, program.target, step.plan.layout), step.plan.dependent)
+        for step in program.steps
+    )
 
 
 def step_choice(program: ProgramPlan, step: Step, found: Candidates) -> Choice:
@@ -198,6 +208,8 @@ def build(
         if verdict.passed:
             return Built(source, binary, tuple(verdicts), choice)
         log.debug("gate refuses %s: %s", plan.regime, verdict.reason)
+        if plan.reads_ahead:
+            fitting.insert(0, reading_late(plan))
         badness = binary.resources.spill_bytes + binary.resources.stack_bytes
         if least is None or badness < least[0]:
             least = (badness, source, binary)
@@ -250,6 +262,7 @@ def compile(
     on: str = "auto",
     validate: bool = True,
     tuned: bool = True,
+    dependent_launch: bool = True,
 ) -> Kernel | Any:  # Any: a Program, of chains of which the caller knows that they are
     """What computes `chain` at its sizes, to be called: any number of rows, rows of exactly this length. It is a
     Kernel, or where no one kernel can hold the chain, or several take much less time, a Program of several. Both are
@@ -260,9 +273,10 @@ def compile(
     generated reference; the verdict is kept with the cached binary. A candidate that fails is reported by a warning,
     and the next one is tried. Raises ValidationError rather than hand out a kernel that failed, and RequestError where
     no input would show whether it is right; with `validate=False` it comes unproven, with None as its `kernel.report`.
-    With `tuned=False` nothing that was measured has a say in which candidate it is.
+    With `tuned=False` nothing that was measured has a say in which candidate it is. With `dependent_launch=False` each
+    kernel of a program begins when the one before it has ended, as they all do but on Hopper and later.
     """
-    found = candidates(graph_of(chain), choose_target(target))
+    found = candidates(graph_of(chain), launching(choose_target(target), dependent_launch))
     if (program := program_instead(found)) is not None:
         return compile_program(program, on=on, validate=validate, tuned=tuned)
     return compile_kernel(found, on=on, validate=validate, tuned=tuned)

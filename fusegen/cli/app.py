@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from fusegen.cli import authoring, caching
-from fusegen.cli.options import AsJson, Dtype, Sets, Spec, Specs, TargetName
+from fusegen.cli.options import AsJson, Dtype, Sets, Spec, Specs, TargetName, launches
 from fusegen.cli.showing import (
     PASSED_OVER,
     Group,
@@ -102,7 +102,13 @@ def options(
     untuned: Annotated[
         bool, typer.Option("--untuned", help="Choose by the cost model alone, whatever was measured.")
     ] = False,
-) -> None:
+    dependent_launch: Annotated[
+        bool,
+        typer.Option("--dependent-launch/--no-dependent-launch",
+                     help="A program's kernels begin while those before them run, on Hopper and later."),
+    ] = True,
+) -> None:  # fmt: skip
+    launches.dependent = dependent_launch
     if untuned:
         from fusegen.database.lookup import SWITCH
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
+from fusegen.cli.options import launches
 from fusegen.cli.showing import pass_over
 from fusegen.errors import RequestError, SpecError
 from fusegen.language.spec import Chain, load_chains
@@ -98,17 +100,22 @@ def ask_dtype(name: str) -> DType:
 def ask_target(name: str | None) -> Target:
     """The target named; without a name, that of the GPU present, else cuda:h200."""
     if name is not None:
-        return target(name)
+        return launched(target(name))
     from fusegen.pipeline import choose_target
 
-    return choose_target(None)
+    return launched(choose_target(None))
+
+
+def launched(chosen: Target) -> Target:
+    """The target, on which a program's kernels are launched as asked."""
+    return chosen if launches.dependent else replace(chosen, dependent_launches=False)
 
 
 def ask_targets(name: str | None, every: bool) -> tuple[Target, ...]:
     """One target, or all whose sources are kept under generated/."""
     if every and name is not None:
         raise RequestError("--target and --all-targets exclude each other; drop one")
-    return GOLDEN_TARGETS if every else (ask_target(name),)
+    return tuple(map(launched, GOLDEN_TARGETS)) if every else (ask_target(name),)
 
 
 def default_specs() -> str:

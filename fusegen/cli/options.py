@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+
+
+@dataclass
+class Launches:
+    """How a program's kernels are launched, whichever verb it is: `fusegen --no-dependent-launch VERB`."""
+
+    dependent: bool = True
+
+
+launches = Launches()
 
 Spec = Annotated[
     str, typer.Argument(metavar="SPEC", help="A file with one chain, or file.py:chain.", show_default=False)

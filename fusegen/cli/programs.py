@@ -130,6 +130,16 @@ def step_facts(program: ProgramPlan, step: Step, found: Candidates) -> dict[str,
         "writes": [binding.base for binding in step.writes],
         "values": list(step.values),
         "plan": plans.choice_facts(step_choice(program, step, found)),
+        "launch": launch_facts(step),
+    }
+
+
+def launch_facts(step: Step) -> dict[str, Any]:
+    how = step.plan.dependent
+    return {
+        "waits": step.plan.waits,
+        "triggers": how is not None and how.triggers,
+        "before_wait": step.plan.before_wait,
     }
 
 
@@ -181,7 +191,7 @@ def show_program(program: ProgramPlan, every: bool) -> None:
     say(prose(title(program), "bold"), *([prose(doc)] if doc else []), "", labelled(numbers(program), 10), "")
     rows = [
         (f"{number}. {step.name}", microseconds(step.plan.cost.time_us), microseconds(step.plan.cost.floor_us),
-         f"{arrow(step)}\n{step.plan.regime}")
+         "\n".join(filter(None, (arrow(step), step.plan.regime, step.plan.launched))))
         for number, step in numbered(program)
     ]  # fmt: skip
     say(table("kernel", "estimate>", "floor>", "from what to what, and how", rows=rows))
@@ -271,6 +281,7 @@ def program_sections(program: ProgramPlan) -> tuple[Section, ...]:
         Section("between kernels", tuple(map(Point, boundary_lines(program)))),
         Section("rounding between kernels", tuple(map(Point, rounding(program)))),
         Section("workspace", tuple(map(Point, workspace_lines(program)))),
+        Section("launches", tuple(map(Point, launch_lines(program)))),
         Section("why these cuts", tuple(map(Point, why_lines(program)))),
     )
     return tuple(section for section in sections if section.points)
@@ -316,6 +327,14 @@ def workspace_lines(program: ProgramPlan) -> list[str]:
         offset = arena.offsets[stored.name]
         lines.append(f"{stored.name} at byte {offset:,}, in use from kernel {first + 1} to {last + 1}")
     return lines
+
+
+def launch_lines(program: ProgramPlan) -> list[str]:
+    """Which kernels begin while others run."""
+    said = [f"{step.name} {step.plan.launched}" for step in program.steps if step.plan.launched]
+    early = sum(step.plan.waits for step in program.steps)
+    saved = f"{microseconds(early * program.target.dependent_us)} less than one kernel behind the other's end"
+    return [*said, saved] if early else said
 
 
 def why_lines(program: ProgramPlan) -> list[str]:

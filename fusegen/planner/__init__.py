@@ -9,6 +9,7 @@ from importlib import import_module
 from fusegen.language.axes import column_reductions
 from fusegen.language.graph import Graph
 from fusegen.language.one_kernel import obstacle
+from fusegen.planner.launching import as_launched
 from fusegen.planner.matching import NoMatch, NotFor, need_whole_rows
 from fusegen.planner.model import Candidates, Layout, Plan, Refusal, RowPlan
 from fusegen.planner.pieces import vector_widths
@@ -165,7 +166,11 @@ def alike(plan: Plan, layout: Layout) -> Candidates:
     same order. First those that compute again what `plan` does, which a compiler may fuse otherwise; then the cheapest.
 
     How matrix products are summed is their instructions' own matter: of those, all candidates, as of chains that sum
-    nothing. A selection that no other plan makes in that order is made in another."""
+    nothing. A selection that no other plan makes in that order is made in another. They are launched as it is."""
+    return as_launched(of_same_bits(plan, layout), plan.dependent)
+
+
+def of_same_bits(plan: Plan, layout: Layout) -> Candidates:
     found = candidates(plan.graph, plan.target, layout)
     if not plan.order:
         return found

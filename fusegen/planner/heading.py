@@ -50,6 +50,9 @@ class Headed(Protocol):
     @property
     def cols(self) -> int: ...
 
+    @property
+    def launched(self) -> str: ...
+
 
 def header_lines(plan: Headed) -> list[str]:
     """The plan as the comment that opens the kernel; also what `print(kernel.plan)` shows."""
@@ -97,6 +100,7 @@ def header_facts(plan: Headed) -> list[tuple[str, str]]:
         ("floor", f"{cost.floor_us:.1f} us at {at}; {cost.bound}-bound at {moved.intensity:.2f} flop/B"),
         *([("rounding", f"{'; '.join(plan.rounding)}; f32 between")] if plan.rounding else []),
         ("needs", "; ".join(needs(plan))),
+        *([("launch", plan.launched)] if plan.launched else []),
     ]
 
 

@@ -23,6 +23,7 @@ from fusegen.planner.parts import (
     Access,
     Argument,
     Body,
+    Dependent,
     Gathered,
     GroupStep,
     InTurn,
@@ -109,6 +110,7 @@ class Plan(ABC):
     cost: Cost
     decisions: tuple[Decision, ...] = ()
     rounding: tuple[str, ...] = ()  # where a value is rounded to a storage type
+    dependent: Dependent | None = None  # of a program's kernel: how it is launched beside its neighbours
 
     def __str__(self) -> str:
         """The lines that open the kernel."""
@@ -172,6 +174,36 @@ class Plan(ABC):
     def writes_without_rows(self) -> bool:
         """Has a launch over no rows results, as a sum of columns has?"""
         return False
+
+    @property
+    def waits(self) -> bool:
+        """Does it begin while kernels before it run, and wait for them?"""
+        return self.dependent is not None and self.dependent.waits
+
+    @property
+    def early(self) -> frozenset[str]:
+        """The tensors that it may read before it waits."""
+        return self.dependent.ahead if self.dependent is not None and self.waits else frozenset()
+
+    @property
+    def waits_inside(self) -> bool:
+        """Does something come before the wait? Else the kernel begins with it."""
+        return False
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Does it read anything before the wait?"""
+        return False
+
+    @property
+    def before_wait(self) -> str:
+        """What is read, or made ready, before the wait; empty where nothing is."""
+        return ""
+
+    @property
+    def launched(self) -> str:
+        """How it is launched beside its neighbours, in words; empty where it begins once all before it is done."""
+        return self.dependent.said(self.before_wait) if self.dependent else ""
 
     @property
     def persistent_rows(self) -> bool:
@@ -538,8 +570,8 @@ class Source:
 
 
 __all__ = [
-    "Access", "Argument", "Body", "Candidates", "Cost", "Decision", "Gathered", "GroupStep", "Keep", "Keeps", "Layout",
-    "Load", "Mode", "Needs", "Number", "Param", "Plan", "Reduction", "ReductionKind", "Refusal", "RowDim", "RowPass",
-    "RowPlan", "Selection", "Source", "Staging", "Statement", "Store", "Summed", "TensorTraffic", "Tile", "Traffic",
-    "Until", "Value", "counts", "used_by",
+    "Access", "Argument", "Body", "Candidates", "Cost", "Decision", "Dependent", "Gathered", "GroupStep", "Keep",
+    "Keeps", "Layout", "Load", "Mode", "Needs", "Number", "Param", "Plan", "Reduction", "ReductionKind", "Refusal",
+    "RowDim", "RowPass", "RowPlan", "Selection", "Source", "Staging", "Statement", "Store", "Summed", "TensorTraffic",
+    "Tile", "Traffic", "Until", "Value", "counts", "used_by",
 ]  # fmt: skip

@@ -202,6 +202,31 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
+class Dependent:
+    """How a program's kernel is launched beside its neighbours (programmatic dependent launch).
+
+    One that `waits` begins while the kernels before it run, and waits for the end of all of them before it touches
+    what any of them reads or writes. So a kernel's end means that of all before it. One that `triggers` lets the next
+    kernel begin as soon as all of its own blocks run. `ahead`: the tensors that no kernel before it writes, and that
+    may be read before the wait.
+    """
+
+    waits: bool
+    triggers: bool
+    ahead: frozenset[str] = frozenset()
+
+    def said(self, before_wait: str) -> str:
+        """In words; `before_wait` is what comes before the wait, if anything does."""
+        lines = []
+        if self.waits:
+            place = f"behind {before_wait}" if before_wait else "before all else"
+            lines.append(f"begins while the kernels before it run, and waits for them {place}")
+        if self.triggers:
+            lines.append("lets the next one begin once all its blocks run")
+        return "; ".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
 class Param:
     """One kernel argument, in order.
 

@@ -55,12 +55,14 @@ class Launch:
     `numbers`: extents and strides in the order of the plan's parameters. `spans`: for each pointer, in order, the first
     and one past the last byte its array owns, relative to the pointer; the emulator allows no other byte. `maps`: the
     tensor maps in the order of the plan's parameters. A tensor that has one is among the pointers all the same.
+    `dependent`: it may begin while launches before it on its stream run, for which its kernel waits by itself.
     """
 
     blocks: int
     numbers: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
     maps: tuple[Mapped, ...] = ()
+    dependent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from fusegen.emulator import Buffer
 
 RESIDENT = 2  # rows that blocks of a persistent plan are given at a time: few, so that they take several in turn
+RUNNING = threading.local()  # `touched`: what this thread's launches touch, since the last that was not dependent
 VALUES: Mapping[DType, Any] = {f32: ctypes.c_float, i32: ctypes.c_int, u32: ctypes.c_int}
 
 
@@ -80,7 +83,8 @@ class EmulatorDevice(Device):
         ctypes.memmove(to, source, nbytes)
 
     def synchronize(self, stream: int | None = None) -> None:
-        """Nothing to wait for: an emulated launch returns when it is done."""
+        """Nothing to wait for: an emulated launch returns when it is done. One that is dependent is held to those
+        before it all the same."""
 
     def order(self, stream: int, after: int) -> None:
         """Nothing to order: the CPU has no streams."""
@@ -108,13 +112,17 @@ class EmulatedLoaded:
         self, launch: Launch, pointers: Sequence[int], values: Sequence[float], stream: int, *,
         memory: Sequence[Buffer] | None = None, only: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        """`memory` takes the place of the arrays' own bytes, and `only` some blocks that of all."""
+        """`memory` takes the place of the arrays' own bytes, and `only` some blocks that of all. A dependent launch is
+        held to what those before it touch, which on a GPU may still run."""
         device, plan = self.device, self.plan
+        own = self.buffers(launch, pointers) if memory is None else memory
+        before: list[Buffer] = getattr(RUNNING, "touched", []) if launch.dependent else []
+        RUNNING.touched = [*before, *(replace(b, name=f"{b.name} of {plan.name}") for b in own)]
         self.kernel.launch(
             (*plan.grid(launch.blocks), 1), (plan.threads, 1, 1), plan.shared_bytes,
             self.arguments(launch, pointers, values),
             seed=device.seed, timeout_s=device.timeout_s, workers=device.workers,
-            memory=self.buffers(launch, pointers) if memory is None else memory, only=only,
+            memory=own, only=only, unfinished=before if launch.dependent else None,
         )  # fmt: skip
 
     def buffers(self, launch: Launch, pointers: Sequence[int]) -> list[Buffer]:

@@ -123,9 +123,12 @@ class GpuKernel:
             arguments.pack_into(arguments.block, 0, *pointers, *values, *launch.numbers)
             if launch.maps:
                 arguments.place_maps(launch.maps, pointers, self.device.encode)
-            status = self.device.start(
-                self.function, plan.grid(launch.blocks), plan.threads, plan.shared_bytes, stream, arguments.address
-            )
+            if launch.dependent:
+                status = self.device.start_dependent(self, launch, stream, arguments.address)
+            else:
+                status = self.device.start(
+                    self.function, plan.grid(launch.blocks), plan.threads, plan.shared_bytes, stream, arguments.address
+                )
         if status:
             cluster = plan.cluster
             clusters = f" in clusters of {cluster}, for which a part of a GPU may have no room," if cluster > 1 else ""
@@ -222,6 +225,10 @@ class GpuDevice(Device):
         self, function: object, grid: tuple[int, int], threads: int, shared: int, stream: int, arguments: int
     ) -> int:
         """Launch; `arguments` is the address of the table of argument addresses. Returns the status."""
+
+    def start_dependent(self, kernel: GpuKernel, launch: Launch, stream: int, arguments: int) -> int:
+        """The same of a launch that may begin while those before it run. Returns the status."""
+        raise KernelError(f"{kernel.plan.name}: {self} has no dependent launches")
 
     @abstractmethod
     def load_code(self, code: bytes, entry: str, shared: int, cluster: int = 1) -> tuple[object, object]:

@@ -112,7 +112,17 @@ class Config(ctypes.Structure):
     )
 
 
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute of cuda.h: a number in a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
 STREAM = Config.stream.offset
+ATTRIBUTES = slice(Config.attributes.offset, Config.attribute_count.offset + Config.attribute_count.size)
+STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+DEPENDENT = Attribute(STREAM_SERIALIZATION, 0, (1,))  # read by every dependent launch
+DEPENDENT_DRIVER = 12030  # from which on streams that are being captured take such launches
 LEAD = 64  # bytes before the arguments: a Config, padded
 LEGACY_STREAM = 1  # CU_GET_PROC_ADDRESS_LEGACY_STREAM: 0 is the default stream that torch means by it
 
@@ -141,6 +151,23 @@ def launcher() -> Any:
     if int(status) or not address:
         return None
     return ctypes.CFUNCTYPE(ctypes.c_int)(int(address))
+
+
+@cache
+def launches_dependent() -> bool:
+    """Does the driver take dependent launches? Else a kernel begins when the one before it has ended, and has nothing
+    left to wait for."""
+    return launcher() is not None and int(done(driver().cuDriverGetVersion(), "asking for the driver's version")) >= (
+        DEPENDENT_DRIVER
+    )
+
+
+def config_of(plan: Launched, launch: Launch, stream: int = 0) -> Config:
+    """How such a launch is told to the driver."""
+    grid, block = (*plan.grid(launch.blocks), 1), (plan.threads, 1, 1)
+    dependent = launch.dependent and launches_dependent()
+    attributes = ctypes.addressof(DEPENDENT) if dependent else None
+    return Config(grid, block, plan.shared_bytes, stream, attributes, int(dependent))
 
 
 @cache
@@ -174,8 +201,7 @@ def new_slot(plan: Launched, launch: Launch) -> Slot:
     """A slot for such launches, all of it written but the stream, the pointers and the run-time values."""
     arguments = Arguments(plan.params, LEAD)
     varying = sum(param.kind in ("pointer", "map", "value") for param in plan.params)
-    grid, block = (*plan.grid(launch.blocks), 1), (plan.threads, 1, 1)
-    ctypes.memmove(arguments.block, ctypes.byref(Config(grid, block, plan.shared_bytes)), ctypes.sizeof(Config))
+    ctypes.memmove(arguments.block, ctypes.byref(config_of(plan, launch)), ctypes.sizeof(Config))
     struct.pack_into(f"{len(launch.numbers)}q", arguments.block, LEAD + 8 * varying, *launch.numbers)
     return [None, arguments.block, ctypes.byref(arguments.block), ctypes.byref(arguments.table), arguments]
 
@@ -252,6 +278,16 @@ class NvidiaDevice(GpuDevice):
         with self.current():
             return int(self.launch_kernel(function, *grid, 1, threads, 1, 1, shared, stream, arguments, 0)[0])
 
+    def start_dependent(self, kernel: GpuKernel, launch: Launch, stream: int, arguments: int) -> int:
+        plan = kernel.plan
+        if not launches_dependent():
+            grid = plan.grid(launch.blocks)
+            return self.start(kernel.function, grid, plan.threads, plan.shared_bytes, stream, arguments)
+        config, function = config_of(plan, launch, stream), int(kernel.function)  # type: ignore[call-overload]
+        given = (config, ctypes.c_char.from_address(function), ctypes.c_char.from_address(arguments))
+        with self.current():
+            return int(launcher()(*map(ctypes.byref, given), None))
+
     def sending(self, kernel: GpuKernel, launch: Launch) -> Sending:
         """Each thread that launches takes a slot of its own, so that none waits for another."""
         start = launcher()
@@ -271,7 +307,9 @@ class NvidiaDevice(GpuDevice):
             f"place_map(slot[4], {place}, sent[{given.pointer + 1}])"
             for place, given in enumerate(launch.maps)
         ]
-        fill = (f"pack(memory, {STREAM}, {{sent}} {{values}})", *places)
+        own = bytes(config_of(kernel.plan, launch))[ATTRIBUTES]
+        kept = ["memory[attributes_at] = attributes"] * any(own)  # which lie between what is packed
+        fill = (f"pack(memory, {STREAM}, {{sent}} {{values}})", *kept, *places)
         send = (
             "refused = start(config, function, table, None)",
             "slots.append(slot)",
@@ -287,11 +325,13 @@ class NvidiaDevice(GpuDevice):
             "function": ctypes.byref(ctypes.c_char.from_address(int(kernel.function))),  # type: ignore[call-overload]
             "launch": kernel.launch,
             "launched": launch,
+            "attributes": own,
+            "attributes_at": ATTRIBUTES,
             "place_map": lambda arguments, place, address: arguments.place_map(
                 place, launch.maps[place], address, self.encode
             ),
         }
-        block = None if launch.maps else partial(new_block, kernel, launch, start, form)
+        block = None if launch.maps or launch.dependent else partial(new_block, kernel, launch, start, form)
         return Sending(take, fill, send, leave, names, block)
 
     def new_stream(self) -> int:

@@ -309,7 +309,7 @@ class Program(Called):
             whole[stored.name] = ArrayView(offset, stored.type.dtype, shape, contiguous_strides(shape), device.place)
             pointed[stored.name] = Pointer(len(bases), offset)
         scalars = [t.name for t in self.operands if not t.shape]
-        launches = []
+        launches: list[StepLaunch] = []
         for steps, kernel in zip(self.plan.launches, self.kernels, strict=True):
             arrays = [{b.tensor: shown(whole[b.base], b, sizes) for b in step.bindings} for step in steps]
             pairs = [overwritten_by(step, in_place) for step in steps]
@@ -318,6 +318,8 @@ class Program(Called):
             else:
                 found = [(kernel.record(arrays[0], device, "fusegen", pairs[0]), (0,))]
             for own, done in found:
+                if own.plan.waits and any(before.record.loaded is not None for before in launches):  # not the first
+                    own = replace(own, launch=replace(own.launch, dependent=True))
                 places = tuple(
                     Pointer(pointed[b.base].base, pointed[b.base].offset + a[b.tensor].address - whole[b.base].address)
                     for step, a in ((steps[n], arrays[n]) for n in done)

@@ -91,12 +91,19 @@ class Target:
     async_copies: bool = False  # 16 bytes from global to shared memory without a register in between (cp.async)
     counts_blocks: bool = False  # __launch_bounds__ takes the blocks that an SM is to hold; HIP means warps by it
     bulk_copies: bool = False  # any number of 16 bytes, by one thread and either way (cp.async.bulk)
+    dependent_launches: bool = False  # a kernel may begin while the one before it runs, and wait (griddepcontrol)
+    dependent_us: float = 0.0  # that such a launch takes less than one behind the other's end
 
     def atoms_of(self, issuer: Issuer, factors: DType, right: DType | None = None) -> tuple[Atom, ...]:
         """What multiplies such factors and is issued so, the largest first. `right`: the right one's type, where it is
         another one."""
         wanted = factors, right or factors
         return tuple(a for a in self.atoms if a.issuer == issuer and (a.factors, a.right_factors) == wanted)
+
+    @property
+    def early_us(self) -> float:
+        """That a program's launch takes less where it begins while the one before it runs."""
+        return self.dependent_us if self.dependent_launches else 0.0
 
     @property
     def wgmma(self) -> bool:

@@ -127,3 +127,20 @@ def test_what_is_of_one_kernel_alone() -> None:
     )
     assert [graph.name for graph in programs.kernel_graphs(mlp, H200)] == ["mlp_h", "mlp_out"]
     assert programs.kernel_graphs(mlp.at(M=24), H200)[0].sizes["M"] == 24
+
+
+def test_how_kernels_are_launched_is_said_and_can_be_left(tmp_path: Path) -> None:
+    said = " ".join(run("plan", f"{SPEC}:mlp").stdout.split())
+    assert "waits for them behind the first 2 slices of down" in said
+    facts = document("plan", f"{SPEC}:mlp")["plans"][0]["steps"]
+    assert [step["launch"] for step in facts] == [
+        {"waits": False, "triggers": True, "before_wait": ""},
+        {"waits": True, "triggers": False, "before_wait": "the first 2 slices of down"},
+    ]
+    assert "less than one kernel behind the other's end" in " ".join(run("explain", f"{SPEC}:mlp").stdout.split())
+    source = run("inspect", f"{SPEC}:mlp").stdout
+    assert "griddepcontrol.wait" in source
+    apart = run("--no-dependent-launch", "inspect", f"{SPEC}:mlp").stdout
+    assert "mlp_out" in apart
+    assert "griddepcontrol" not in apart
+    assert run("inspect", f"{SPEC}:mlp").stdout == source, "asked anew each time"

@@ -37,6 +37,8 @@ class Driver(FakeCuda):
         self.kernels: dict[int, str] = {}
         self.plans: dict[str, Any] = {}
         self.asked: list[int] = []
+        self.dependent: list[bool] = []  # of each launch: may it begin while the one before it runs?
+        self.version = nvidia.DEPENDENT_DRIVER
         self.names: list[Any] = []
 
     def cuModuleGetFunction(self, module: object, name: bytes) -> tuple[Any, ...]:
@@ -44,6 +46,9 @@ class Driver(FakeCuda):
         address = ctypes.addressof(self.names[-1])
         self.kernels[address] = name.decode()
         return self.result(address)
+
+    def cuDriverGetVersion(self) -> tuple[Any, ...]:
+        return self.result(self.version)
 
     def encode(self, to: int, kind: int, rank: int, base: int, *rest: Any) -> int:
         self.asked.append(base)
@@ -57,7 +62,10 @@ class Driver(FakeCuda):
         slots = (ctypes.c_void_p * len(params)).from_address(address_of(table))
         arrays = [(p, at) for p, at in zip(params, slots, strict=True) if p.kind in ("pointer", "map")]
         addresses = tuple(ctypes.c_uint64.from_address(at).value for _, at in arrays)
-        stream = nvidia.Config.from_address(address_of(config)).stream or 0
+        given = nvidia.Config.from_address(address_of(config))
+        stream = given.stream or 0
+        attributes = [nvidia.Attribute.from_address(given.attributes)] if given.attribute_count else []
+        self.dependent.append([(a.id, a.value[0]) for a in attributes] == [(nvidia.STREAM_SERIALIZATION, 1)])
         self.note(stream, lambda on: (kernel, on, *addresses))
         return 0
 
@@ -70,8 +78,10 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(nvidia, "launcher", lambda: fake.start)
     monkeypatch.setattr(nvidia, "encoder", lambda: fake.encode)
     nvidia.device.cache_clear()
+    nvidia.launches_dependent.cache_clear()
     yield fake
     nvidia.device.cache_clear()
+    nvidia.launches_dependent.cache_clear()
 
 
 def program_on(driver: Driver) -> Program:
@@ -114,6 +124,30 @@ def test_a_like_call_launches_and_does_nothing_else(driver: Driver) -> None:
         prepared()
     assert driver.launched == 7 * wanted
     assert (driver.asked, driver.calls) == ([], []), "no map is made, no context pushed"
+
+
+def test_kernels_but_the_first_are_launched_to_begin_early(driver: Driver) -> None:
+    """Whichever way they are launched: by a call that finds its way, by one that repeats, with other addresses, in a
+    graph, and with all care."""
+    program, given, other = program_on(driver), arrays(), arrays()
+    for tensors in (given, given, other, given):
+        program(*tensors[:4], out=tensors[4])
+    program.prepare(*given[:4], out=given[4])()
+    program.graph(*given[:4], out=given[4])()
+    assert driver.dependent == [False, True] * (len(driver.dependent) // 2)
+    driver.dependent.clear()
+    (record,) = program.records.values()
+    (room,) = program.workspaces.values()
+    record.launches[1].run([*(a.address for a in given), room.address], (), 0)
+    assert driver.dependent == [True]
+    assert driver.launched[-1] == launches(given, room.address, 0)[1]
+
+
+def test_an_older_driver_launches_one_behind_the_other(driver: Driver) -> None:
+    driver.version = 12020
+    program, given = program_on(driver), arrays()
+    program(*given[:4], out=given[4])
+    assert driver.dependent == [False, False]
 
 
 def test_only_maps_of_other_addresses_are_made(driver: Driver) -> None:

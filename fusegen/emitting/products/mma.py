@@ -195,6 +195,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "factors": factors,
             "held": held,
             "row_held": self.row_held(factors[0]),
+            "copies": self.copies(factors),
             "vectors": vectors,
             "fetches": fetches,
             "prepares": plan.prepares,
@@ -215,6 +216,16 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "output_groups": output_groups,
             "sizes": sizes(self),
         }
+
+    def copies(self, factors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What copies a slice: one function, or where the right factors are asked for first, one for them and one for
+        the left ones."""
+        copied = [f for f in factors if f["copied"]]
+        right = [f for f in copied if f["own"].factor.mn == "cols"]
+        if not self.plan.slices_ahead or len(right) == len(copied):
+            return [{"name": "copy_slice", "factors": copied}]
+        left = [f for f in copied if f["own"].factor.mn == "rows"]
+        return [{"name": "copy_right", "factors": right}, {"name": "copy_left", "factors": left}]
 
     def k_part(self) -> str:
         """Which of all the sums of an element this one is: by slice-K group and by block of the cluster; "" where a

@@ -122,6 +122,21 @@ class GemmPlan(ProductPlan):
         return self.tile.cluster
 
     @property
+    def waits_inside(self) -> bool:
+        return self.reads_ahead
+
+    @property
+    def slices_at_first(self) -> int:
+        """Not where the right factors are codes, or come through registers; persistent blocks copy chunk by chunk."""
+        if self.coding or self.tile.persistent or not all(r.copied for g in self.output_groups for r in g.rights):
+            return 0
+        return min(self.tile.stages - 1, self.steps)
+
+    @property
+    def before_wait(self) -> str:
+        return self.rights_ahead
+
+    @property
     def steps(self) -> int:
         """Slices of what is summed that one slice-K group takes."""
         return -(-self.k // (self.tile.k * self.tile.split_k))

@@ -263,3 +263,27 @@ class ProductPlan(ProductWork, Plan):
     @property
     def static_shared_bytes(self) -> int:
         return 0
+
+    @property
+    def slices_ahead(self) -> int:
+        """Slices of the right factors that are asked for before the wait for the kernels before this one."""
+        rights = {right.access.tensor for output_group in self.output_groups for right in output_group.rights}
+        return self.slices_at_first if rights <= self.early else 0
+
+    @property
+    def reads_ahead(self) -> bool:
+        return self.slices_ahead > 0
+
+    @property
+    def slices_at_first(self) -> int:
+        """Slices that there is room for before any is multiplied; 0 where factors can't be asked for by themselves."""
+        return 0
+
+    @property
+    def rights_ahead(self) -> str:
+        """`the first 4 slices of gate and up`; empty where none are asked for before the wait."""
+        if not self.slices_ahead:
+            return ""
+        names = dict.fromkeys(r.access.tensor for output_group in self.output_groups for r in output_group.rights)
+        count = "slice" if self.slices_ahead == 1 else f"{self.slices_ahead} slices"
+        return f"the first {count} of {', '.join(names)}"

@@ -266,6 +266,18 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         return self.tile.blocks
 
     @property
+    def waits_inside(self) -> bool:
+        return self.waits
+
+    @property
+    def slices_at_first(self) -> int:
+        return min(self.tile.stages, self.steps)
+
+    @property
+    def before_wait(self) -> str:
+        return f"its barriers{' and ' * self.reads_ahead}{self.rights_ahead}" if self.waits else ""
+
+    @property
     def producer_registers(self) -> int:
         """Of a thread that brings slices."""
         return PRODUCER_REGISTERS

@@ -162,8 +162,9 @@ class ProgramPlan:
 
     @property
     def time_us(self) -> float:
-        """Of all launches, each with what launching takes."""
-        return sum(launch_cost([step.plan for step in steps], self.target).time_us for steps in self.launches)
+        """Of all launches, each with what launching takes, of which one that begins early has a part behind it."""
+        early = sum(plan.waits for plan in self.launched) * self.target.early_us
+        return sum(launch_cost([step.plan for step in steps], self.target).time_us for steps in self.launches) - early
 
     @property
     def floor_us(self) -> float:
@@ -259,10 +260,11 @@ def place_text(program: ProgramPlan, stored: Stored, arena: Arena) -> str:
 
 
 def launch_lines(number: int, steps: Sequence[Step], plan: Plan | JoinedPlan) -> list[str]:
+    launch = [f"  {line}" for line in field("launch", plan.launched)] if plan.launched else []
     if not isinstance(plan, JoinedPlan):
-        return step_lines(f"{number}", steps[0])
+        return [*step_lines(f"{number}", steps[0]), *launch]
     lines = [f"{number}. {plan.name}: {plan.regime}"]
-    lines += [f"  {line}" for line in field("because", plan.why)]
+    lines += [*(f"  {line}" for line in field("because", plan.why)), *launch]
     for letter, step in zip(LETTERS, steps, strict=False):
         lines += [f"  {line}" for line in step_lines(letter, step)]
     return lines

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.errors import NoPlan
@@ -29,6 +30,7 @@ from fusegen.planner.model import Plan
 from fusegen.planner.pieces import bytes_of
 from fusegen.planner.programs import FEW_STATES, WORTH_CUTTING, cutting
 from fusegen.planner.programs.column_parts import parted
+from fusegen.planner.programs.dependent import dependent
 from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
@@ -71,14 +73,20 @@ class Found:
 
     state: State
     kernels: tuple[Kernel, ...]
+    early_us: float  # that each but the first has behind it when the one before ends
 
     @property
     def time_us(self) -> float:
-        return sum(kernel.time_us for kernel in self.kernels)
+        return one_after_another([kernel.time_us for kernel in self.kernels], self.early_us)
 
     @property
     def whole(self) -> bool:
         return all(kernel.plans for kernel in self.kernels)
+
+
+def one_after_another(times: Sequence[float], early_us: float) -> float:
+    """Kernels that take these times alone, of which each but the first begins early."""
+    return sum(times) - early_us * max(0, len(times) - 1)
 
 
 def cheapest(graph: Graph, target: Target, below_us: float = math.inf, most_states: int = MOST_STATES) -> ProgramPlan:
@@ -97,7 +105,7 @@ def in_two(graph: Graph, target: Target, below_us: float) -> ProgramPlan | None:
     both = search.by_parts(whole(search.graph), tuple(outputs))
     if both is None or both.time_us >= below_us:
         return None
-    found = Found(frozenset(), (both,))
+    found = Found(frozenset(), (both,), search.early_us)
     search.looked_at.append(found)
     return search.program(found)
 
@@ -108,6 +116,7 @@ class Search:
     def __init__(self, graph: Graph, target: Target) -> None:
         self.graph = graph
         self.target = target
+        self.early_us = target.early_us
         self.stored = cutting.stored_values(graph)
         self.usual = frozenset(cutting.candidates(graph))
         self.rearranged = frozenset(cutting.rearranged(graph))
@@ -250,10 +259,10 @@ class Search:
         kernels: list[Kernel] = []
         for makes in self.targets(state):
             self.place(kernels, makes, state)
-        found = Found(state, tuple(kernels))
+        found = Found(state, tuple(kernels), self.early_us)
         if self.chosen_twice(found):  # not to be taken as it is
             stuck = replace(kernels[-1], plans=(), reason="it computes once more what another kernel chose by")
-            found = Found(state, (*kernels[:-1], stuck))
+            found = Found(state, (*kernels[:-1], stuck), self.early_us)
         self.looked_at.append(found)
         return found
 
@@ -278,7 +287,7 @@ class Search:
             if place < after or not self.share(kernel, makes, state):
                 continue
             both = self.kernel((*kernel.makes, *makes), state)
-            gain = kernel.time_us + alone.time_us - both.time_us
+            gain = one_after_another((kernel.time_us, alone.time_us), self.early_us) - both.time_us
             if not both.plans:
                 continue
             if not kernel.plans or not alone.plans:
@@ -331,7 +340,7 @@ class Search:
                 gathered = of_gathers(part.graph) or of_scatters(part.graph)
                 cut = part.origins.get(gathered.cut) if gathered and gathered.cut else None
                 return Kernel(makes, least, reason=str(error), cut=cut)
-        return Kernel(makes, sum(plan.cost.time_us for _, plan in plans), plans)
+        return Kernel(makes, self.taking(plans), plans)
 
     def by_parts(self, step: Lowered, makes: tuple[Made, ...]) -> Kernel | None:
         """Reductions over rows, or of a product's rows, by two kernels, with the number of parts that costs least."""
@@ -341,10 +350,13 @@ class Search:
                 plans = tuple((own, self.plan_of(own)) for own in (both.first, both.second))
             except NoPlan:
                 continue
-            found = Kernel(makes, sum(plan.cost.time_us for _, plan in plans), plans, between=both.between)
+            found = Kernel(makes, self.taking(plans), plans, between=both.between)
             if best is None or found.time_us < best.time_us:
                 best = found
         return best
+
+    def taking(self, plans: Sequence[tuple[Lowered, Plan]]) -> float:
+        return one_after_another([plan.cost.time_us for _, plan in plans], self.early_us)
 
     def plan_of(self, step: Lowered) -> Plan:
         layout = layout_of(step, self.graph.sizes)
@@ -385,7 +397,7 @@ class Search:
         between = tuple(stored for stored in kept if stored.home == "workspace")
         between += tuple(stored for kernel in found.kernels for stored in kernel.between)
         shared = tuple(stored for stored in kept if stored.home == "output")
-        return joined(ProgramPlan(self.graph, self.target, steps, between, shared, self.considered()))
+        return dependent(joined(ProgramPlan(self.graph, self.target, steps, between, shared, self.considered())))
 
     def considered(self) -> tuple[Cut, ...]:
         """The cuts that were looked at, those that can be taken first, by their times; one kernel is always among

@@ -19,7 +19,7 @@ from functools import cached_property
 
 from fusegen.planner.heading import field, header_lines
 from fusegen.planner.model import Cost, Plan, RowPlan, Traffic
-from fusegen.planner.parts import Param
+from fusegen.planner.parts import Dependent, Param
 from fusegen.planner.rows.duration import LAUNCH_US, LOAD_US
 from fusegen.targets.base import Target
 
@@ -47,7 +47,21 @@ class JoinedPlan:
         """The plans, as parts of this launch."""
         if why := obstacle(self.plans):
             raise ValueError(f"{self.name} is no launch: {why}")
-        return tuple(replace(plan, joined=True, folded=False) for plan in self.plans if isinstance(plan, RowPlan))
+        own = (plan for plan in self.plans if isinstance(plan, RowPlan))
+        return tuple(replace(plan, joined=True, folded=False, dependent=None) for plan in own)
+
+    @property
+    def dependent(self) -> Dependent | None:
+        """Of the launch, for all of its steps."""
+        return self.plans[0].dependent
+
+    @property
+    def waits(self) -> bool:
+        return self.plans[0].waits
+
+    @property
+    def launched(self) -> str:
+        return self.plans[0].launched
 
     @property
     def threads(self) -> int:
@@ -120,6 +134,7 @@ class JoinedSource:
 def joined_lines(plan: JoinedPlan) -> list[str]:
     """What opens the kernel's text: the launch, and each of its steps."""
     lines = [f"{plan.name}: {plan.regime}", "", *field("because", plan.why)]
+    lines += field("launch", plan.launched) if plan.launched else []
     for letter, part in zip(LETTERS, plan.parts, strict=False):
         lines += ["", *(f"{letter}. {line}" if not n else f"   {line}" for n, line in enumerate(header_lines(part)))]
     return [line.rstrip() for line in lines]

@@ -16,6 +16,7 @@ from fusegen.language.graph import Graph
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import size_of
 from fusegen.planner import candidates
+from fusegen.planner.launching import launched
 from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.model import ProgramPlan, Step
 
@@ -45,7 +46,9 @@ def smaller(program: ProgramPlan) -> ProgramPlan | None:
     if [step.plan.rule for step in found.steps] != [step.plan.rule for step in program.steps]:
         return None
     pairs = zip(found.steps, program.steps, strict=True)
-    return joined(replace(found, steps=tuple(same_way(own, large) for own, large in pairs)))
+    found = joined(replace(found, steps=tuple(same_way(own, large) for own, large in pairs)))
+    how = {step.name: step.plan.dependent for step in program.steps}
+    return replace(found, steps=tuple(replace(step, plan=launched(step.plan, how[step.name])) for step in found.steps))
 
 
 def same_way(step: Step, large: Step) -> Step:

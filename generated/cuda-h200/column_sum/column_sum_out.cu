@@ -8,6 +8,7 @@
 // floor    0.9 us at 4.8 TB/s; memory-bound at 0.25 flop/B
 // needs    rows of 1024 elements, next to each other; out_parts: address and strides in multiples of 16
 //          B
+// launch   begins while the kernels before it run, and waits for them before all else
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -23,11 +24,12 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
 
 extern "C" __global__ void __launch_bounds__(128, 8)
 column_sum_out(
-    const float* __restrict__ out_parts_ptr,
+    const float* out_parts_ptr,
     float* __restrict__ out_ptr,
     long long rows,
     long long out_parts_stride)
 {
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   constexpr int threads = 128;
   constexpr int tile_cols = 8;
   constexpr int tile_rows = 64;  // that the block's threads read at once

@@ -8,6 +8,7 @@
 // floor    895.7 us at 4.8 TB/s; memory-bound at 0.25 flop/B
 // needs    rows of 1024 elements, next to each other; x, out_parts: address and strides in multiples of
 //          16 B; out_parts [1056, N] shared by every row
+// launch   lets the next one begin once all its blocks run
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -51,6 +52,7 @@ column_sum_out_parts(
     long long rows,
     long long x_stride)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   constexpr int cols = 1024;
   constexpr int row_threads = 128;
   constexpr int vectors = 2;  // of a thread in a row

@@ -9,6 +9,8 @@
 //          by an explicit cast; activated to bf16 when stored; f32 between
 // needs    D=4096, U=14336; rows of all operands next to each other; matmul_wo, x, norm_2, gate, up,
 //          activated: address and strides in multiples of 16 B; norm_2 [D] shared by every row
+// launch   begins while the kernels before it run, and waits for them behind the first 2 slices of
+//          gate, up; lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -159,8 +161,8 @@ decoder_layer_activated(
     const __nv_bfloat16* __restrict__ norm_2_ptr,
     const __nv_bfloat16* __restrict__ gate_ptr,
     const __nv_bfloat16* __restrict__ up_ptr,
-    const float* __restrict__ matmul_wo_ptr,
-    const float* __restrict__ sum_of_squares_2_ptr,
+    const float* matmul_wo_ptr,
+    const float* sum_of_squares_2_ptr,
     __nv_bfloat16* __restrict__ activated_ptr,
     long long rows,
     long long matmul_wo_stride,
@@ -170,6 +172,7 @@ decoder_layer_activated(
     long long sum_of_squares_2_stride,
     long long activated_stride)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int k_group = threadIdx.x / 32;  // slice-K: of 2 groups of warps
@@ -192,12 +195,6 @@ decoder_layer_activated(
   Vec<float, 8> matmul_wo_held[2];
   Vec<__nv_bfloat16, 8> x_held[2];
   Vec<__nv_bfloat16, 8> norm_2_held;
-  float sum_of_squares_2_held[2];
-  #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    sum_of_squares_2_held[v] = row0 + matmul_wo_m + v * 4 < rows ? *(sum_of_squares_2_ptr + (row0 + matmul_wo_m
-        + v * 4) * sum_of_squares_2_stride) : 0.0f;
-  }
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
     const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
@@ -214,6 +211,20 @@ decoder_layer_activated(
     }
     up_from += split_k * tile_k;
   };
+
+  // the right factors' first slices: no kernel before this one writes them
+  #pragma unroll
+  for (int s = 0; s < stages - 1; ++s) {
+    copy_slice(s);
+    commit_copies();
+  }
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
+  float sum_of_squares_2_held[2];
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    sum_of_squares_2_held[v] = row0 + matmul_wo_m + v * 4 < rows ? *(sum_of_squares_2_ptr + (row0 + matmul_wo_m
+        + v * 4) * sum_of_squares_2_stride) : 0.0f;
+  }
   const auto fetch_slice = [&](int step) {
     const int k_at = (step * split_k + k_group) * tile_k;
     #pragma unroll
@@ -276,11 +287,6 @@ decoder_layer_activated(
   };
 
   fetch_slice(0);
-  #pragma unroll
-  for (int s = 0; s < stages - 1; ++s) {
-    copy_slice(s);
-    commit_copies();
-  }
   wait_copies<stages - 2>();
   prepare_slice(0);
   __syncwarp();

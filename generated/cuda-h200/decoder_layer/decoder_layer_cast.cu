@@ -8,6 +8,7 @@
 // rounding h to bf16 by an explicit cast; cast to bf16 when stored; f32 between
 // needs    D=4096, U=14336; rows of all operands next to each other; activated, down, x, matmul_wo,
 //          cast: address and strides in multiples of 16 B
+// launch   begins while the kernels before it run, and waits for them behind the first 3 slices of down
 
 #include <cuda_bf16.h>
 
@@ -134,8 +135,8 @@ extern "C" __global__ void __launch_bounds__(256)
 decoder_layer_cast(
     const __nv_bfloat16* __restrict__ x_ptr,
     const __nv_bfloat16* __restrict__ down_ptr,
-    const float* __restrict__ matmul_wo_ptr,
-    const __nv_bfloat16* __restrict__ activated_ptr,
+    const float* matmul_wo_ptr,
+    const __nv_bfloat16* activated_ptr,
     __nv_bfloat16* __restrict__ cast_ptr,
     long long rows,
     long long activated_stride,
@@ -160,14 +161,8 @@ decoder_layer_cast(
   const int down_n = lane / 8, down_k = lane % 8 * 8;
   const __nv_bfloat16* down_from = down_ptr + (col0 + down_n) * down_ld + k_group * tile_k + down_k;
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  const auto copy_slice = [&](int step) {
+  const auto copy_right = [&](int step) {
     const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const unsigned to = slice + place<8>(activated_m + v * 4, activated_k) * 2;
-      copy_chunk<8>(to, activated_from + v * 4 * activated_stride, activated_m + v * 4 < rows_here ? 8 : 0);
-    }
-    activated_from += split_k * tile_k;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       const unsigned to = slice + (down_at + place<8>(down_n + v * 4, down_k)) * 2;
@@ -175,6 +170,20 @@ decoder_layer_cast(
     }
     down_from += split_k * tile_k;
   };
+  const auto copy_left = [&](int step) {
+    const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      const unsigned to = slice + place<8>(activated_m + v * 4, activated_k) * 2;
+      copy_chunk<8>(to, activated_from + v * 4 * activated_stride, activated_m + v * 4 < rows_here ? 8 : 0);
+    }
+    activated_from += split_k * tile_k;
+  };
+
+  // the right factors' first slices: no kernel before this one writes them
+  #pragma unroll
+  for (int s = 0; s < stages - 1; ++s) copy_right(s);
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
 
   // 28 slices of 64: fragments are loaded one step ahead of their use, across slices too
   unsigned activated_part[2][1][4];
@@ -194,7 +203,7 @@ decoder_layer_cast(
 
   #pragma unroll
   for (int s = 0; s < stages - 1; ++s) {
-    copy_slice(s);
+    copy_left(s);
     commit_copies();
   }
   wait_copies<stages - 2>();
@@ -213,7 +222,10 @@ decoder_layer_cast(
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        if (step + stages - 1 < steps) copy_slice(step + stages - 1);
+        if (step + stages - 1 < steps) {
+          copy_right(step + stages - 1);
+          copy_left(step + stages - 1);
+        }
         commit_copies();
       }
       multiply(k % 2);

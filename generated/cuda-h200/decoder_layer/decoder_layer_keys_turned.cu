@@ -1,6 +1,8 @@
 // decoder_layer_keys_turned: 2 steps in one launch of 128 threads a block
 //
 // because  one launch is expected to take 4.9 us, and one for each step 6.9
+// launch   begins while the kernels before it run, and waits for them before all else; lets the next
+//          one begin once all its blocks run
 //
 // a. decoder_layer_keys  f32[B, 1, E_half], f32[B, 1, E_half], i32[B, 1, 1], f32[B, H, E_half], f32[B, H, E_half], f32[B, H, E_half], f32[B,
 //      H, E_half] -> bf16[B_times_T, H, E_half], bf16[B_times_T, H, E_half], bf16[B_times_T, H, E_half], bf16[B_times_T, H, E_half]  at B=8
@@ -70,10 +72,10 @@ __device__ __forceinline__ void part_a(
     const float* __restrict__ cos_ptr,
     const float* __restrict__ sin_ptr,
     const int* __restrict__ slots_ptr,
-    const float* __restrict__ k__part_ptr,
-    const float* __restrict__ k__part_2_ptr,
-    const float* __restrict__ v__part_ptr,
-    const float* __restrict__ v__part_2_ptr,
+    const float* k__part_ptr,
+    const float* k__part_2_ptr,
+    const float* v__part_ptr,
+    const float* v__part_2_ptr,
     __nv_bfloat16* __restrict__ keys_part_ptr,
     __nv_bfloat16* __restrict__ keys_part_2_ptr,
     __nv_bfloat16* __restrict__ values_part_ptr,
@@ -178,8 +180,8 @@ __device__ __forceinline__ void part_b(
     unsigned block,
     const float* __restrict__ cos_ptr,
     const float* __restrict__ sin_ptr,
-    const float* __restrict__ q_part_ptr,
-    const float* __restrict__ q_part_2_ptr,
+    const float* q_part_ptr,
+    const float* q_part_2_ptr,
     __nv_bfloat16* __restrict__ turned_2_ptr,
     __nv_bfloat16* __restrict__ turned_3_ptr,
     long long B_size,
@@ -245,18 +247,18 @@ decoder_layer_keys_turned(
     const float* __restrict__ a_cos_ptr,
     const float* __restrict__ a_sin_ptr,
     const int* __restrict__ a_slots_ptr,
-    const float* __restrict__ a_k__part_ptr,
-    const float* __restrict__ a_k__part_2_ptr,
-    const float* __restrict__ a_v__part_ptr,
-    const float* __restrict__ a_v__part_2_ptr,
+    const float* a_k__part_ptr,
+    const float* a_k__part_2_ptr,
+    const float* a_v__part_ptr,
+    const float* a_v__part_2_ptr,
     __nv_bfloat16* __restrict__ a_keys_part_ptr,
     __nv_bfloat16* __restrict__ a_keys_part_2_ptr,
     __nv_bfloat16* __restrict__ a_values_part_ptr,
     __nv_bfloat16* __restrict__ a_values_part_2_ptr,
     const float* __restrict__ b_cos_ptr,
     const float* __restrict__ b_sin_ptr,
-    const float* __restrict__ b_q_part_ptr,
-    const float* __restrict__ b_q_part_2_ptr,
+    const float* b_q_part_ptr,
+    const float* b_q_part_2_ptr,
     __nv_bfloat16* __restrict__ b_turned_2_ptr,
     __nv_bfloat16* __restrict__ b_turned_3_ptr,
     long long blocks_a,
@@ -298,6 +300,8 @@ decoder_layer_keys_turned(
     long long b_turned_3_stride_B,
     long long b_turned_3_stride_G_times_H)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   unsigned block = blockIdx.x;  // the first blocks do the first step
   if (block < blocks_a) {
     part_a(block, a_cos_ptr, a_sin_ptr, a_slots_ptr, a_k__part_ptr, a_k__part_2_ptr, a_v__part_ptr, a_v__part_2_ptr,

@@ -14,6 +14,8 @@
 //          by an explicit cast; f32 between
 // needs    E=128, T=2048; rows of all operands next to each other; queries, keys_part, values_part,
 //          matmul_2: address and strides in multiples of 16 B
+// launch   begins while the kernels before it run, and waits for them before all else; lets the next
+//          one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -214,6 +216,8 @@ decoder_layer_matmul_2(
     long long matmul_2_stride_H,
     long long matmul_2_stride_G)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   // the queries, 2 tiles of keys and of values, and the barriers that tell when they are there and when their place is free
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned queries = static_cast<unsigned>(__cvta_generic_to_shared(shared));

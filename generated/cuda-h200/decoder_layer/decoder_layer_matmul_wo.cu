@@ -10,6 +10,8 @@
 //          bf16 by an explicit cast; f32 between
 // needs    D=4096, E_times_G_times_H=4096; rows of all operands next to each other; matmul_2_part, wo,
 //          matmul_wo: address and strides in multiples of 16 B
+// launch   begins while the kernels before it run, and waits for them behind the first 3 slices of wo;
+//          lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -137,13 +139,14 @@ __device__ __forceinline__ void multiply_add(
 extern "C" __global__ void __launch_bounds__(256)
 decoder_layer_matmul_wo(
     const __nv_bfloat16* __restrict__ wo_ptr,
-    const float* __restrict__ matmul_2_part_ptr,
+    const float* matmul_2_part_ptr,
     float* __restrict__ matmul_wo_ptr,
     long long rows,
     long long matmul_2_part_stride,
     long long wo_ld,
     long long matmul_wo_stride)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int k_group = threadIdx.x / 32;  // slice-K: of 8 groups of warps
@@ -171,6 +174,14 @@ decoder_layer_matmul_wo(
     }
     wo_from += split_k * tile_k;
   };
+
+  // the right factors' first slices: no kernel before this one writes them
+  #pragma unroll
+  for (int s = 0; s < stages - 1; ++s) {
+    copy_slice(s);
+    commit_copies();
+  }
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
@@ -211,11 +222,6 @@ decoder_layer_matmul_wo(
   };
 
   fetch_slice();
-  #pragma unroll
-  for (int s = 0; s < stages - 1; ++s) {
-    copy_slice(s);
-    commit_copies();
-  }
   wait_copies<stages - 2>();
   prepare_slice(0);
   __syncwarp();

@@ -10,6 +10,7 @@
 // needs    D=4096, E_times_G_times_H=4096, E_times_H=1024; rows of all operands next to each other; x,
 //          norm, wq, wk, wv, q, k_, v_: address and strides in multiples of 16 B; norm [D] shared by
 //          every row
+// launch   lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -169,6 +170,7 @@ decoder_layer_q(
     long long k__stride,
     long long v__stride)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int k_group = threadIdx.x / 32;  // slice-K: of 8 groups of warps

@@ -8,6 +8,8 @@
 // rounding h to bf16 by an explicit cast; f32 between
 // needs    rows of 4096 elements, next to each other; x: address and strides in multiples of 8 B;
 //          matmul_wo: address and strides in multiples of 16 B
+// launch   begins while the kernels before it run, and waits for them before all else; lets the next
+//          one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -54,13 +56,15 @@ __device__ __forceinline__ float row_sum(float v, float* part) {
 extern "C" __global__ void __launch_bounds__(256)
 decoder_layer_sum_of_squares_2(
     const __nv_bfloat16* __restrict__ x_ptr,
-    const float* __restrict__ matmul_wo_ptr,
+    const float* matmul_wo_ptr,
     float* __restrict__ sum_of_squares_2_ptr,
     long long rows,
     long long x_stride,
     long long matmul_wo_stride,
     long long sum_of_squares_2_stride)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   constexpr int row_threads = 256;
   const int lane = threadIdx.x;  // of the 256 threads that share a row
   __shared__ float part[1][8];

@@ -8,6 +8,7 @@
 // rounding normed to f8e4m3 when stored; f32 between
 // needs    rows of 4096 elements, next to each other; x, gamma: address and strides in multiples of 16
 //          B; normed: address and strides in multiples of 8 B; gamma [K] shared by every row
+// launch   lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -110,6 +111,7 @@ fp8_norm_swiglu_quant_row_scale(
     long long row_scale_stride,
     long long normed_stride)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   constexpr int row_threads = 128;
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[2][4];

@@ -12,6 +12,8 @@
 // needs    N=14336, K=4096, N_over_128=112; rows of all operands next to each other; normed, gate, up:
 //          address and strides in multiples of 16 B; gate_scale, up_scale, values: address and strides
 //          in multiples of 8 B; gate_scale [N], up_scale [N] shared by every row
+// launch   begins while the kernels before it run, and waits for them behind its barriers and the first
+//          4 slices of gate, up
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -236,7 +238,7 @@ fp8_norm_swiglu_quant_values(
     const __grid_constant__ CUtensorMap up_map,
     const float* __restrict__ gate_scale_ptr,
     const float* __restrict__ up_scale_ptr,
-    const float* __restrict__ row_scale_ptr,
+    const float* row_scale_ptr,
     const __grid_constant__ CUtensorMap normed_map,
     unsigned char* __restrict__ values_ptr,
     float* __restrict__ scale_ptr,
@@ -266,6 +268,18 @@ fp8_norm_swiglu_quant_values(
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) {
+      // the right factors' part of the first slices: no kernel before this one writes it
+      if (blockIdx.x < tiles) {
+        const Place at = place_of(blockIdx.x, tiles_down);
+        for (int step = 0, stage = 0; step < 4; stage = ++step) {
+          const unsigned arrived = full + 8 * stage;
+          expect_bytes(arrived, slice_bytes);
+          copy_box(right + stage * right_bytes, gate_map, arrived, step * tile_k, at.col0);
+          copy_box(right + tile_cols * line_bytes + stage * right_bytes, up_map, arrived,
+              step * tile_k, at.col0);
+        }
+      }
+      asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
       int stage = 0;
       unsigned parity = 1;  // of an empty ring
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -273,11 +287,14 @@ fp8_norm_swiglu_quant_values(
         for (int step = 0; step < steps; ++step) {
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
-          expect_bytes(arrived, slice_bytes);
+          const bool ahead = tile == blockIdx.x && step < 4;  // is the right factors' part on its way?
+          if (!ahead) expect_bytes(arrived, slice_bytes);
           copy_box(left + stage * left_bytes, normed_map, arrived, step * tile_k, at.row0);
-          copy_box(right + stage * right_bytes, gate_map, arrived, step * tile_k, at.col0);
-          copy_box(right + tile_cols * line_bytes + stage * right_bytes, up_map, arrived,
-              step * tile_k, at.col0);
+          if (!ahead) {
+            copy_box(right + stage * right_bytes, gate_map, arrived, step * tile_k, at.col0);
+            copy_box(right + tile_cols * line_bytes + stage * right_bytes, up_map, arrived,
+                step * tile_k, at.col0);
+          }
           if (++stage == stages) {
             stage = 0;
             parity ^= 1;
@@ -287,6 +304,7 @@ fp8_norm_swiglu_quant_values(
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
     const int own = role - 1;  // which of the two consumers this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes

@@ -12,6 +12,7 @@
 // rounding out to bf16 when stored; f32 between
 // needs    rows of 4096 elements, next to each other; per_channel, out: address and strides in
 //          multiples of 16 B
+// launch   begins while the kernels before it run, and waits for them before all else
 
 #include <cuda_bf16.h>
 
@@ -57,8 +58,8 @@ groupnorm_silu_out(
     const __nv_bfloat16* __restrict__ per_channel_ptr,
     const __nv_bfloat16* __restrict__ gamma_part_ptr,
     const __nv_bfloat16* __restrict__ beta_part_ptr,
-    const float* __restrict__ sum_of_in_groups_part_ptr,
-    const float* __restrict__ sum_of_squares_part_ptr,
+    const float* sum_of_in_groups_part_ptr,
+    const float* sum_of_squares_part_ptr,
     __nv_bfloat16* __restrict__ out_ptr,
     long long B_size,
     long long axis1_size,
@@ -78,6 +79,7 @@ groupnorm_silu_out(
     long long out_stride_axis1,
     long long out_stride_C)
 {
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   constexpr int tile_cols = 1024;  // that a block takes
   constexpr int row_blocks = 4;  // that share a row
   const int lane = threadIdx.x;  // of the 128 threads that share a row

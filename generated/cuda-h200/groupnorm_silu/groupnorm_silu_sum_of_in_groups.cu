@@ -8,6 +8,7 @@
 // floor    8.7 us at 4.8 TB/s; memory-bound at 2.00 flop/B
 // needs    rows of 40960 elements, next to each other; in_groups: address and strides in multiples of
 //          16 B
+// launch   lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -73,6 +74,7 @@ groupnorm_silu_sum_of_in_groups(
     long long sum_of_in_groups_stride,
     long long sum_of_squares_stride)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   constexpr int row_threads = 512;
   const int lane = threadIdx.x;  // of the 512 threads that share a row
   __shared__ float part[2][16];

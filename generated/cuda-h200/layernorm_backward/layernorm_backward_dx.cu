@@ -10,6 +10,7 @@
 // needs    rows of 12288 elements, next to each other; dy, x, gamma, dx, dgamma_parts, dbeta_parts:
 //          address and strides in multiples of 16 B; gamma [N], dgamma_parts [132, N], dbeta_parts
 //          [132, N] shared by every row
+// launch   lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -101,6 +102,7 @@ layernorm_backward_dx(
     long long rstd_stride,
     long long dx_stride)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   constexpr int row_threads = 512;
   constexpr int cols = 12288;
   constexpr int x_kept_byte = 49152;  // of shared memory

@@ -9,6 +9,7 @@
 // needs    rows of 4096 elements, next to each other; dy, x, dgamma_parts, dbeta_parts: address and
 //          strides in multiples of 16 B; dgamma_parts [264, N], dbeta_parts [264, N] shared by every
 //          row
+// launch   lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -68,6 +69,7 @@ layernorm_param_grads_dgamma_parts(
     long long mean_stride,
     long long rstd_stride)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   constexpr int cols = 4096;
   constexpr int x_kept_byte = 16384;  // of shared memory
   constexpr int row_threads = 512;

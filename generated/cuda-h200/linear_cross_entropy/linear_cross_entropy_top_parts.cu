@@ -9,6 +9,7 @@
 // floor    4349.7 us at 989 TFLOP/s for products; compute-bound at 1004.21 flop/B
 // needs    H=4096, V=128256; rows of all operands next to each other; x, w: address and strides in
 //          multiples of 16 B
+// launch   lets the next one begin once all its blocks run
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -163,6 +164,7 @@ linear_cross_entropy_top_parts(
     long long sum_of_exps_parts_stride,
     long long sum_of_where_parts_stride)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   // 6 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));

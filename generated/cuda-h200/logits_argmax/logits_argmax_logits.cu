@@ -8,6 +8,7 @@
 // floor    222.4 us at 4.8 TB/s; memory-bound at 31.50 flop/B
 // needs    K=4096, V=128256; rows of all operands next to each other; x, head_, logits: address and
 //          strides in multiples of 16 B
+// launch   lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -129,6 +130,7 @@ logits_argmax_logits(
     long long head__ld,
     long long logits_stride)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int k_group = threadIdx.x / 32;  // slice-K: of 4 groups of warps

@@ -10,6 +10,7 @@
 // floor    3.4 us at 4.8 TB/s; memory-bound at 0.25 flop/B
 // needs    rows of 128256 elements, next to each other; logits: address and strides in multiples of 16
 //          B
+// launch   begins while the kernels before it run, and waits for them before all else
 //
 // method   register-resident top-k for few columns. The largest key of each thread is its delegate (Dr.
 //          Top-k, Gaihre et al., SC 2021); the warps agree on a bar that at least 1 delegates reach,
@@ -205,12 +206,13 @@ __device__ __forceinline__ void sort(Entry* list, unsigned n) {
 
 extern "C" __global__ void __cluster_dims__(16, 1, 1) __launch_bounds__(128, 5)
 logits_argmax_out(
-    const float* __restrict__ logits_ptr,
+    const float* logits_ptr,
     int* __restrict__ out_ptr,
     long long rows,
     long long logits_stride,
     long long out_stride)
 {
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   constexpr int row_blocks = 16;  // that share a row
   const int lane = __clusterRelativeBlockRank() * threads + threadIdx.x;  // of the 2048 threads that share a row
   __cluster_barrier_arrive_relaxed();  // this block runs

@@ -9,6 +9,8 @@
 // rounding out to bf16 when stored; f32 between
 // needs    N=4096, R=16; rows of all operands next to each other; x_times_a, b, out: address and
 //          strides in multiples of 16 B; x_times_w: address and strides in multiples of 8 B
+// launch   begins while the kernels before it run, and waits for them behind its barriers and the first
+//          slice of b
 
 #include <cuda_bf16.h>
 
@@ -165,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 lora_out(
     const __grid_constant__ CUtensorMap b_map,
     float scale,
-    const float* __restrict__ x_times_w_ptr,
+    const float* x_times_w_ptr,
     const __grid_constant__ CUtensorMap x_times_a_map,
     const __grid_constant__ CUtensorMap out_map,
     long long rows,
@@ -195,6 +197,16 @@ lora_out(
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) {
+      // the right factors' part of the first slices: no kernel before this one writes it
+      if (blockIdx.x < tiles) {
+        const Place at = place_of(blockIdx.x, tiles_down);
+        for (int step = 0, stage = 0; step < 1; stage = ++step) {
+          const unsigned arrived = full + 8 * stage;
+          expect_bytes(arrived, slice_bytes);
+          copy_box(right + stage * right_bytes, b_map, arrived, step * tile_k, at.col0);
+        }
+      }
+      asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
       int stage = 0;
       unsigned parity = 1;  // of an empty ring
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -202,9 +214,12 @@ lora_out(
         for (int step = 0; step < steps; ++step) {
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
-          expect_bytes(arrived, slice_bytes);
+          const bool ahead = tile == blockIdx.x && step < 1;  // is the right factors' part on its way?
+          if (!ahead) expect_bytes(arrived, slice_bytes);
           copy_box(left + stage * left_bytes, x_times_a_map, arrived, step * tile_k, at.row0);
-          copy_box(right + stage * right_bytes, b_map, arrived, step * tile_k, at.col0);
+          if (!ahead) {
+            copy_box(right + stage * right_bytes, b_map, arrived, step * tile_k, at.col0);
+          }
           if (++stage == stages) {
             stage = 0;
             parity ^= 1;
@@ -214,6 +229,7 @@ lora_out(
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
     const int own = role - 1;  // which of the two consumers this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes

@@ -9,6 +9,7 @@
 // rounding x_times_a to bf16 when stored; f32 between
 // needs    K=4096, N=4096, R=16; rows of all operands next to each other; x, w, a, x_times_a: address
 //          and strides in multiples of 16 B; x_times_w: address and strides in multiples of 8 B
+// launch   lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -173,6 +174,7 @@ lora_x_times_w(
     long long rows,
     long long x_times_w_stride)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   // 6 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));

@@ -10,6 +10,7 @@
 // rounding h to bf16 when stored; f32 between
 // needs    K=4096, H=14336; rows of all operands next to each other; x, gate, up, h: address and
 //          strides in multiples of 16 B
+// launch   lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -177,6 +178,7 @@ mlp_h(
     const __grid_constant__ CUtensorMap h_map,
     long long rows)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   // 6 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));

@@ -9,6 +9,8 @@
 // rounding out to bf16 when stored; f32 between
 // needs    K=4096, H=14336; rows of all operands next to each other; h, down, out: address and strides
 //          in multiples of 16 B
+// launch   begins while the kernels before it run, and waits for them behind its barriers and the first
+//          4 slices of down
 
 #include <cuda_bf16.h>
 
@@ -197,6 +199,16 @@ mlp_out(
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) {
+      // the right factors' part of the first slices: no kernel before this one writes it
+      if (blockIdx.x < tiles) {
+        const Place at = place_of(blockIdx.x, tiles_down);
+        for (int step = 0, stage = 0; step < 4; stage = ++step) {
+          const unsigned arrived = full + 8 * stage;
+          expect_bytes(arrived, slice_bytes);
+          copy_box(right + stage * right_bytes, down_map, arrived, step * tile_k, at.col0);
+        }
+      }
+      asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
       int stage = 0;
       unsigned parity = 1;  // of an empty ring
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -204,9 +216,12 @@ mlp_out(
         for (int step = 0; step < steps; ++step) {
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
-          expect_bytes(arrived, slice_bytes);
+          const bool ahead = tile == blockIdx.x && step < 4;  // is the right factors' part on its way?
+          if (!ahead) expect_bytes(arrived, slice_bytes);
           copy_box(left + stage * left_bytes, h_map, arrived, step * tile_k, at.row0);
-          copy_box(right + stage * right_bytes, down_map, arrived, step * tile_k, at.col0);
+          if (!ahead) {
+            copy_box(right + stage * right_bytes, down_map, arrived, step * tile_k, at.col0);
+          }
           if (++stage == stages) {
             stage = 0;
             parity ^= 1;
@@ -216,6 +231,7 @@ mlp_out(
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
     const int own = role - 1;  // which of the two consumers this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes

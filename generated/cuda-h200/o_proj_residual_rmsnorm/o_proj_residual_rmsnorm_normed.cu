@@ -8,6 +8,7 @@
 // rounding normed to bf16 when stored; f32 between
 // needs    rows of 4096 elements, next to each other; gamma, h, normed: address and strides in
 //          multiples of 16 B; gamma [N] shared by every row
+// launch   begins while the kernels before it run, and waits for them before all else
 
 #include <cuda_bf16.h>
 
@@ -62,12 +63,13 @@ __device__ __forceinline__ float row_sum(float v, float* part) {
 extern "C" __global__ void __launch_bounds__(64)
 o_proj_residual_rmsnorm_normed(
     const __nv_bfloat16* __restrict__ gamma_ptr,
-    const __nv_bfloat16* __restrict__ h_ptr,
+    const __nv_bfloat16* h_ptr,
     __nv_bfloat16* __restrict__ normed_ptr,
     long long rows,
     long long h_stride,
     long long normed_stride)
 {
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   constexpr int row_threads = 64;
   const int lane = threadIdx.x;  // of the 64 threads that share a row
   __shared__ float part[1][2];

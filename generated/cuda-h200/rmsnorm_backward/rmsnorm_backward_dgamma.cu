@@ -8,6 +8,7 @@
 // floor    1.8 us at 4.8 TB/s; memory-bound at 0.25 flop/B
 // needs    rows of 4096 elements, next to each other; dgamma_parts: address and strides in multiples of
 //          16 B
+// launch   begins while the kernels before it run, and waits for them before all else
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -23,11 +24,12 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
 rmsnorm_backward_dgamma(
-    const float* __restrict__ dgamma_parts_ptr,
+    const float* dgamma_parts_ptr,
     float* __restrict__ dgamma_ptr,
     long long rows,
     long long dgamma_parts_stride)
 {
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   constexpr int threads = 1024;
   constexpr int tile_cols = 64;
   constexpr int tile_rows = 64;  // that the block's threads read at once

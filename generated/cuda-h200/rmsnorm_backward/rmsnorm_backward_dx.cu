@@ -9,6 +9,7 @@
 // rounding dx to bf16 when stored; f32 between
 // needs    rows of 4096 elements, next to each other; dy, x, gamma, dx, dgamma_parts: address and
 //          strides in multiples of 16 B; gamma [N], dgamma_parts [528, N] shared by every row
+// launch   lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -97,6 +98,7 @@ rmsnorm_backward_dx(
     long long rstd_stride,
     long long dx_stride)
 {
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   constexpr int row_threads = 256;
   constexpr int cols = 4096;
   constexpr int x_kept_byte = 16384;  // of shared memory

@@ -1,0 +1,162 @@
+"""Which kernels of a program begin while others run, what they read before they wait, and their texts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import fusegen
+from fusegen import chain, dims, f32, i32, pipeline
+from fusegen import ops as F
+from fusegen.compiling import ptx
+from fusegen.emitting.rendering import render
+from fusegen.errors import MissingError
+from fusegen.language.spec import Chain
+from fusegen.planner.model import Plan
+from fusegen.planner.programs.dependent import in_memory
+from fusegen.planner.programs.model import ProgramPlan
+from fusegen.targets import A100, H200, MI300X, Target
+from tests.chains_cut import logits_topk, mlp, residual_norm
+from tests.specs import FEW, SHIPPED
+
+M, N = dims("M N")
+WAIT = "griddepcontrol.wait"
+LAYER = SHIPPED["decoder_layer"].at(**FEW["decoder_layer"])
+
+
+@chain(M=24, N=96)
+def put_and_read(x: f32[M, N], table: f32[M, N], slots: i32[M]) -> tuple[f32[M, N], f32[M, 1]]:
+    """Rows are written into a table, which is read behind that."""
+    written = F.scatter(table, slots, F.exp(x))
+    return written, F.sum(written * x)
+
+
+def planned(spec: Chain, target: Target = H200) -> ProgramPlan:
+    found = fusegen.plan(spec, target)
+    assert isinstance(found, ProgramPlan)
+    return found
+
+
+# ---------------------------------------------------------------- what the planner decides
+
+
+def test_each_kernel_but_the_first_waits_and_each_but_the_last_triggers() -> None:
+    for spec in (mlp, logits_topk, LAYER):
+        steps = planned(spec).steps
+        assert [s.plan.waits for s in steps] == [False, *[True] * (len(steps) - 1)]
+        assert [bool(s.plan.dependent and s.plan.dependent.triggers) for s in steps] == [
+            *[True] * (len(steps) - 1),
+            False,
+        ]
+
+
+def test_what_no_kernel_before_writes_may_be_read_ahead() -> None:
+    first, second = planned(mlp).steps
+    assert second.plan.early == {"down"}
+    assert {p.tensor: p.shared for p in second.plan.params if p.kind == "pointer"} == {
+        "down": False, "h": True, "out": False,
+    }  # fmt: skip
+    assert not any(p.shared for p in first.plan.params)
+    assert second.plan.before_wait == "the first 2 slices of down"
+    assert "begins while the kernels before it run, and waits for them behind the first 2 slices of down" in str(
+        planned(mlp)
+    )
+
+
+def test_an_operand_that_is_written_in_place_is_not_read_ahead() -> None:
+    steps = planned(put_and_read).steps
+    assert next(binding.base for step in steps for binding in step.writes) == "written"
+    assert all("written" not in step.plan.early for step in steps)
+    assert in_memory({"written", "h"}, {"written": "table"}) == {"written", "h", "table"}
+
+
+@pytest.mark.parametrize(
+    "target", [A100, MI300X, replace(H200, dependent_launches=False)], ids=["a100", "mi300x", "off"]
+)
+def test_others_begin_when_the_one_before_has_ended(target: Target) -> None:
+    program = planned(mlp, target)
+    assert not any(step.plan.dependent for step in program.steps)
+    assert "griddepcontrol" not in "".join(render(step.plan).text for step in program.steps)
+    assert program.time_us == sum(step.plan.cost.time_us for step in program.steps)
+
+
+def test_what_begins_early_is_expected_to_take_less() -> None:
+    apart = fusegen.plan(mlp, H200, dependent_launch=False)
+    assert isinstance(apart, ProgramPlan)
+    assert not any(step.plan.dependent for step in apart.steps)
+    assert planned(mlp).time_us == pytest.approx(apart.time_us - H200.dependent_us)
+
+
+def test_one_kernel_alone_waits_for_nothing() -> None:
+    source = render(fusegen.plan(SHIPPED["rmsnorm"], H200))
+    assert "griddepcontrol" not in source.text
+
+
+# ---------------------------------------------------------------- the texts
+
+TOUCHING = re.compile(
+    r"\b(?:ld|st|red|atom)\.(?:global|weak|volatile|relaxed|acquire)|ld\.\S*\.nc"
+    r"|cp\.async\.(?!commit|wait|bulk\.(?:commit|wait))"
+)
+
+
+def before_the_wait(text: str, filename: str) -> list[str]:
+    """What PTX has of memory's instructions before its first wait."""
+    try:
+        made = ptx(text, H200, filename=filename)
+    except MissingError as missing:
+        pytest.skip(str(missing))
+    body = made[made.index(".entry") :]
+    return [found.group() for found in TOUCHING.finditer(body[: body.index(WAIT)])]
+
+
+def test_compilers_move_no_access_before_the_wait() -> None:
+    """Of a kernel of rows, and one by mma.sync; each takes some 0.3 s of NVRTC. Kernels by wgmma wait in each role."""
+    norm = render(planned(residual_norm).steps[1].plan)
+    assert before_the_wait(norm.text, norm.filename) == []
+    product = render(planned(mlp).steps[1].plan)
+    early = before_the_wait(product.text, product.filename)
+    assert early
+    assert all(found.startswith("cp.async") for found in early), "slices of the weights, by asynchronous copies"
+
+
+def test_a_promise_of_no_other_pointers_would_let_them() -> None:
+    """Why operands that kernels write are read without __restrict__."""
+    plan = planned(residual_norm).steps[1].plan
+    shared = [p.name for p in plan.params if p.shared]
+    assert shared
+    kept = replace(plan, params=tuple(replace(p, shared=False) for p in plan.params))
+    for name in shared:
+        assert f"__restrict__ {name}" in render(kept).text
+        assert f"__restrict__ {name}" not in render(plan).text
+
+
+# ---------------------------------------------------------------- the gate
+
+
+def test_what_spills_by_reading_ahead_is_tried_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = planned(mlp).steps[1]
+    asked: list[bool] = []
+
+    def gate(resources: Any) -> str:
+        asked.append(True)
+        return "spills 16 B of registers" if len(asked) == 1 else ""
+
+    monkeypatch.setattr(pipeline, "gate", gate)
+    (_, found) = pipeline.steps_candidates(planned(mlp))
+    try:
+        built = pipeline.build(step.graph, H200, step.plan.layout, known=found)
+    except MissingError as missing:
+        pytest.skip(str(missing))
+    first, second = (verdict.plan for verdict in built.verdicts)
+    assert isinstance(first, Plan)
+    assert isinstance(second, Plan)
+    assert first.reads_ahead
+    assert built.source.plan is second
+    assert not second.reads_ahead
+    assert second.waits
+    assert first.configuration == second.configuration
+    assert built.source.text.index(WAIT) < built.source.text.index("extern __shared__")
