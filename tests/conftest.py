@@ -17,7 +17,7 @@ import pytest
 
 from fusegen.emulator import toolchain
 from fusegen.errors import FusegenError, MissingError
-from fusegen.runtime import native
+from fusegen.runtime import cache, native
 from fusegen.targets import H200, MI300X, Target
 from tests.costs import Costs
 
@@ -122,6 +122,13 @@ def emulated_only(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def without_a_compiler(*_: Any, **__: Any) -> Any:
     raise MissingError("this test makes no machine code")
+
+
+@pytest.fixture(autouse=True)
+def machine_code_for_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that run on a GPU have it, whatever the others of their file do without."""
+    if request.node.get_closest_marker("gpu"):
+        monkeypatch.setattr("fusegen.pipeline.compiled", cache.compiled)
 
 
 @pytest.fixture(scope="session")
