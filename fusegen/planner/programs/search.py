@@ -149,10 +149,9 @@ class Search:
         seen = {first.state}
         impatient = False
         seed = self.before_products()
-        if seed and seed not in seen:
+        if seed and (other := self.look(seed)).whole:  # else it is one of many on the way, where cuts lead to it
             seen.add(seed)
-            other = self.look(seed)
-            if other.whole and other.time_us < below_us and not self.unread(other):
+            if other.time_us < below_us and not self.unread(other):
                 best = other
                 queue.append((other.time_us, 0, 1, other))
         while queue and len(seen) < most_states:
