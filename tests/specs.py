@@ -14,14 +14,17 @@ from fusegen.targets import Target
 FOLDER = Path(__file__).resolve().parent.parent / "specs"
 SHIPPED = {chain.name: chain for chain in load_chains(FOLDER)}
 CUT = (
-    "decoder_layer", "fp8_norm_swiglu_quant", "groupnorm_silu", "layernorm_backward", "linear_cross_entropy",
-    "logits_argmax", "lora", "mlp", "o_proj_residual_rmsnorm", "rmsnorm_backward",
+    "decoder_layer", "decoder_layer_prefill", "fp8_norm_swiglu_quant", "groupnorm_silu", "layernorm_backward",
+    "linear_cross_entropy", "logits_argmax", "lora", "mlp", "o_proj_residual_rmsnorm", "rmsnorm_backward",
 )  # fmt: skip
 VIEWED = {name: chain for name, chain in SHIPPED.items() if chain.graph.viewed and name not in CUT}  # a kernel each
 PROGRAMS = {**{name: SHIPPED[name] for name in CUT}, **VIEWED}
 ALL = {name: chain for name, chain in SHIPPED.items() if name not in PROGRAMS}  # one kernel each
 # sizes at which a chain of many products is soon run, and small enough that errors leave something to be judged
-FEW = {"decoder_layer": {"B": 2, "D": 64, "H": 2, "G": 2, "E": 16, "T": 32, "U": 96}}
+FEW = {
+    "decoder_layer": {"B": 2, "D": 64, "H": 2, "G": 2, "E": 16, "T": 32, "U": 96},
+    "decoder_layer_prefill": {"S": 40, "D": 64, "H": 2, "G": 2, "E": 16, "V": 64, "U": 96},
+}
 ATTENTION = {name: chain for name, chain in ALL.items() if is_attention(chain.graph)}
 WRITTEN = {name: chain for name, chain in ALL.items() if is_written(chain.graph)}
 PRODUCTS = {name: c for name, c in ALL.items() if c.graph.products and name not in (*ATTENTION, *WRITTEN)}

@@ -29,7 +29,7 @@ from fusegen.language.types import TensorType, i32
 from fusegen.language.views import View, made
 from fusegen.planner.programs.cutting import made_of_arrays
 from fusegen.planner.programs.grouping import groups_in_rows
-from fusegen.planner.programs.seen import lies_across, side, size_name, turned, within
+from fusegen.planner.programs.seen import lies_across, once, side, size_name, turned, within
 
 
 class NotOneStep(Exception):
@@ -531,6 +531,7 @@ class Lowering:
         while (step := source.view) is not None:
             source, shown = source.inputs[0], self.composed(shown, step, node)
         if source.op.kind is Kind.INPUT and lies_across(shown):
+            shown = once(shown)
             rank = len(shown.shape)
             inner = self.operand(source, shown.transposed((*range(rank - 2), rank - 1, rank - 2)))
             return Node(OPS["transpose"], (inner,), shown.shape, inner.dtype, of.operator)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.errors import NoPlan
@@ -44,6 +44,7 @@ MOST_STATES = 2000
 ENOUGH_STATES = 150  # where there is a program: of a decoder layer, 100 more undercut it by 0.1 us of 170, and took 7 s
 PATIENT_STATES = 170  # without a program, which a decoder layer has by then: the least left to cut goes first then
 EASY = (Kind.INPUT, Kind.LEAF, Kind.MAP, Kind.VIEW)  # of which a kernel holds any number
+MOST_TRIED = 120  # states beside one that was found, where the search was not exact
 MOST_TOLD = 20  # of the cuts looked at, in a plan
 STUCK_US = 5.0  # of a kernel that must still be cut, beside its bytes: another launch
 
@@ -188,6 +189,24 @@ class Search:
                 bound = math.inf if idle else other.time_us  # without what is not read it is the same for less
                 rank = (stuck, bound) if best is None else (bound, stuck)
                 heapq.heappush(queue, (*rank, len(seen), other))
+        return best if best is None or len(seen) < ENOUGH_STATES else self.improved(best)
+
+    def improved(self, best: Found) -> Found:
+        """The best of the states that lead on from one that was found: with a value left out, or another one that is
+        made of it, element by element, in its place. What was cut first was what stood in a kernel's way, as a
+        product; it may be less to store what comes of it, with its residual and as the chain casts it."""
+        tried = 0
+        while tried < MOST_TRIED:
+            for state in self.beside(best.state):
+                tried += 1
+                other = self.look(state)
+                if unread := self.unread(other):
+                    other = self.look(state - unread)
+                if other.whole and not self.idle(other) and other.time_us < best.time_us:
+                    best = other
+                    break
+            else:
+                break
         return best
 
     def left_over(self, found: Found) -> int:
@@ -207,6 +226,24 @@ class Search:
         read = {a.inputs[0] if a.op.kind is Kind.TRANSPOSE else a for a in read}
         made = {a for a in read if a.inputs}
         return frozenset(made) if made <= self.stored.keys() else frozenset()
+
+    def beside(self, state: State) -> Iterator[State]:
+        """The state with a value replaced, and with one left out: the largest first."""
+        stored = [node for node in state if self.stored[node].home == "workspace"]
+        for node in sorted(stored, key=lambda n: (-self.stored[n].bytes(self.graph.sizes), self.order[n])):
+            for other in self.made_of(node):
+                if other in self.usual and other not in state:
+                    yield state - {node} | {other}
+            yield state - {node}
+
+    def made_of(self, node: Node) -> list[Node]:
+        """What comes of a value element by element, in the graph's order."""
+        found: set[Node] = set()
+        for user in self.graph.nodes:
+            arguments = [a for a in user.inputs if a is node or a in found]
+            if arguments and user.op.kind in (Kind.MAP, Kind.VIEW):
+                found.add(user)
+        return [n for n in self.graph.nodes if n in found and n.op.kind is Kind.MAP]
 
     def idle(self, found: Found) -> bool:
         return bool(self.unread(found))

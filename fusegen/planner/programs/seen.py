@@ -79,6 +79,16 @@ def size_name(size: Expr) -> str:
     return text if text.isidentifier() else f"size_{text}"
 
 
+def once(view: View) -> View:
+    """A view of matrices without repetitions of them, as of keys for the queries that share them: axes before the last
+    two along which nothing moves are of size 1, and there are none of those in front."""
+    leading = len(view.shape) - 2
+    still = [all(step == 0 for step in column) for column in view.columns[:leading]]
+    first = next((j for j, s in enumerate(still) if not s), leading)
+    shape = (*(1 if s else n for s, n in zip(still, view.shape, strict=False)), *view.shape[leading:])
+    return made(shape[first:], view.base, view.offset, view.columns[first:])
+
+
 def side(view: View, factor: Node, node: Node, rows: bool) -> View:
     """The view of one factor: its own line through the product's view, K whole."""
     lead = View.identity(factor.shape[:-2]).broadcast(node.shape[:-2])

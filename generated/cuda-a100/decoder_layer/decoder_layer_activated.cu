@@ -1,14 +1,13 @@
-// decoder_layer_activated  bf16[B, D], bf16[D], bf16[U, D], bf16[U, D], f32[B, D], f32[B, 1] -> bf16[B, U]  at B=8 D=4096 U=14336
+// decoder_layer_activated  bf16[U, D], bf16[U, D], bf16[B, D] -> bf16[B, U]  at B=8 D=4096 U=14336
 // activated of decoder_layer.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
 // tile     8 x 16 tiles, slice-K by 8 groups of warps; slices of 64 in a ring of 4 for each group
-// traffic  235.3 MB moved, 235.3 MB ideal, 236.4 MB with products apart, 237.9 MB unfused in 8 launches
-// floor    115.4 us at 2.039 TB/s; memory-bound at 7.99 flop/B
-// rounding round_bf16_ to bf16 before it is multiplied; h to bf16 by an explicit cast; a value to bf16
-//          by an explicit cast; activated to bf16 when stored; f32 between
-// needs    D=4096, U=14336; rows of all operands next to each other; matmul_wo, x, norm_2, gate, up,
-//          activated: address and strides in multiples of 16 B; norm_2 [D] shared by every row
+// traffic  235.2 MB moved, 235.2 MB ideal, 236.2 MB with products apart, 237.1 MB unfused in 5 launches
+// floor    115.3 us at 2.039 TB/s; memory-bound at 7.99 flop/B
+// rounding activated to bf16 when stored; f32 between
+// needs    D=4096, U=14336; rows of all operands next to each other; normed_2, gate, up, activated:
+//          address and strides in multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -28,11 +27,6 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
 template <int N, typename T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
-}
-
-// x rounded to bf16, nearest even
-__device__ __forceinline__ float round_bf16(float x) {
-  return __bfloat162float(__float2bfloat16_rn(x));
 }
 
 // 2^x, within 2 ulp; below 2^-126 it is 0
@@ -76,22 +70,20 @@ __device__ __forceinline__ int place(int row, int k) {
   return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
-// 8 elements, Width with each load; those from `count` on are zeros
+// 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
 template <int Width, typename T>
-__device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
-  Vec<T, 8> v;
-  if (Width > 1 && count == 8) {
-    #pragma unroll
-    for (int j = 0; j < 8; j += Width) {
-      const Vec<T, Width> part = load<Width>(from + j);
-      #pragma unroll
-      for (int i = 0; i < Width; ++i) v.at[j + i] = part.at[i];
-    }
+__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
+  if constexpr (Width == 8) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        :: "r"(to), "l"(from), "r"(count * 2) : "memory");
   } else {
     #pragma unroll
-    for (int j = 0; j < 8; ++j) v.at[j] = j < count ? from[j] : T{};
+    for (int j = 0; j < 8; j += Width) {
+      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+          :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
+    }
   }
-  return v;
 }
 
 // the same address, that threads have in registers of their own
@@ -155,19 +147,14 @@ __device__ __forceinline__ void multiply_add(
 
 extern "C" __global__ void __launch_bounds__(256)
 decoder_layer_activated(
-    const __nv_bfloat16* __restrict__ x_ptr,
-    const __nv_bfloat16* __restrict__ norm_2_ptr,
     const __nv_bfloat16* __restrict__ gate_ptr,
     const __nv_bfloat16* __restrict__ up_ptr,
-    const float* __restrict__ matmul_wo_ptr,
-    const float* __restrict__ sum_of_squares_2_ptr,
+    const __nv_bfloat16* __restrict__ normed_2_ptr,
     __nv_bfloat16* __restrict__ activated_ptr,
     long long rows,
-    long long matmul_wo_stride,
-    long long x_stride,
+    long long normed_2_stride,
     long long gate_ld,
     long long up_ld,
-    long long sum_of_squares_2_stride,
     long long activated_stride)
 {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -181,26 +168,21 @@ decoder_layer_activated(
 
   // the ring of 4 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + k_group * (stages * slice_elements);
-  const int matmul_wo_m = lane / 8, matmul_wo_k = lane % 8 * 8;
-  const float* matmul_wo_from = matmul_wo_ptr + (row0 + matmul_wo_m) * matmul_wo_stride + k_group * tile_k + matmul_wo_k;
-  const int x_m = lane / 8, x_k = lane % 8 * 8;
-  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
+  const int normed_2_m = lane / 8, normed_2_k = lane % 8 * 8;
+  const __nv_bfloat16* normed_2_from = normed_2_ptr + (row0 + normed_2_m) * normed_2_stride + k_group * tile_k + normed_2_k;
   const int gate_n = lane / 8, gate_k = lane % 8 * 8;
   const __nv_bfloat16* gate_from = gate_ptr + (col0 + gate_n) * gate_ld + k_group * tile_k + gate_k;
   const int up_n = lane / 8, up_k = lane % 8 * 8;
   const __nv_bfloat16* up_from = up_ptr + (col0 + up_n) * up_ld + k_group * tile_k + up_k;
-  Vec<float, 8> matmul_wo_held[2];
-  Vec<__nv_bfloat16, 8> x_held[2];
-  Vec<__nv_bfloat16, 8> norm_2_held;
-  float sum_of_squares_2_held[2];
-  #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    sum_of_squares_2_held[v] = row0 + matmul_wo_m + v * 4 < rows ? *(sum_of_squares_2_ptr + (row0 + matmul_wo_m
-        + v * 4) * sum_of_squares_2_stride) : 0.0f;
-  }
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
     const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      const unsigned to = slice + place<8>(normed_2_m + v * 4, normed_2_k) * 2;
+      copy_chunk<8>(to, normed_2_from + v * 4 * normed_2_stride, normed_2_m + v * 4 < rows_here ? 8 : 0);
+    }
+    normed_2_from += split_k * tile_k;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       const unsigned to = slice + (gate_at + place<8>(gate_n + v * 4, gate_k)) * 2;
@@ -214,75 +196,35 @@ decoder_layer_activated(
     }
     up_from += split_k * tile_k;
   };
-  const auto fetch_slice = [&](int step) {
-    const int k_at = (step * split_k + k_group) * tile_k;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      matmul_wo_held[v] = load_chunk<8>(matmul_wo_from + v * 4 * matmul_wo_stride, matmul_wo_m + v * 4 < rows_here ? 8 : 0);
-    }
-    matmul_wo_from += split_k * tile_k;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      x_held[v] = load_chunk<8>(x_from + v * 4 * x_stride, x_m + v * 4 < rows_here ? 8 : 0);
-    }
-    x_from += split_k * tile_k;
-    norm_2_held = load_chunk<8>(norm_2_ptr + k_at + matmul_wo_k, 8);
-  };
-  const auto prepare_slice = [&](int step) {
-    __nv_bfloat16* const slice = ring + step % stages * slice_elements;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      Vec<__nv_bfloat16, 8> matmul_wo_vec;
-      const float sum_of_squares_2 = sum_of_squares_2_held[v];
-      const float mean = sum_of_squares_2 / 4096.0f;
-      const float mean_plus_eps = mean + 1e-06f;
-      const float rrms = rsqrtf(mean_plus_eps);
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float x = __bfloat162float(x_held[v].at[j]);
-        const float matmul_wo = matmul_wo_held[v].at[j];
-        const float norm_2 = __bfloat162float(norm_2_held.at[j]);
-        const float x_plus_matmul_wo = x + matmul_wo;
-        const float h = round_bf16(x_plus_matmul_wo);
-        const float normalized = h * rrms;
-        const float normed_2 = normalized * norm_2;
-        const float round_bf16_ = round_bf16(normed_2);
-        matmul_wo_vec.at[j] = __float2bfloat16_rn(round_bf16_);
-      }
-      store<8>(slice + place<8>(matmul_wo_m + v * 4, matmul_wo_k), matmul_wo_vec);
-    }
-  };
 
   // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  unsigned matmul_wo_part[2][1][4];
+  unsigned normed_2_part[2][1][4];
   unsigned gate_part[2][1][4];
   unsigned up_part[2][1][4];
-  float matmul_gate_sums[1][1][4] = {};
-  float matmul_up_sums[1][1][4] = {};
-  const unsigned matmul_wo_lane = ring_at + place<8>(lane % 8, lane / 8 % 2 * 8) * 2;
+  float normed_2_times_gate_sums[1][1][4] = {};
+  float normed_2_times_up_sums[1][1][4] = {};
+  const unsigned normed_2_lane = ring_at + place<8>(lane % 8, lane / 8 % 2 * 8) * 2;
   const unsigned gate_lane = ring_at + gate_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const unsigned up_lane = ring_at + up_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
     const unsigned slice = step % stages * slice_bytes;
-    load_two_matrices(matmul_wo_part[buffer][0], (matmul_wo_lane ^ (k * 32)) + slice);
+    load_two_matrices(normed_2_part[buffer][0], (normed_2_lane ^ (k * 32)) + slice);
     load_matrices(gate_part[buffer][0], (gate_lane ^ (k * 32)) + slice);
     load_matrices(up_part[buffer][0], (up_lane ^ (k * 32)) + slice);
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(matmul_gate_sums[0][0], gate_part[buffer][0], matmul_wo_part[buffer][0][0],
-        matmul_wo_part[buffer][0][1]);
-    multiply_add(matmul_up_sums[0][0], up_part[buffer][0], matmul_wo_part[buffer][0][0],
-        matmul_wo_part[buffer][0][1]);
+    multiply_add(normed_2_times_gate_sums[0][0], gate_part[buffer][0], normed_2_part[buffer][0][0],
+        normed_2_part[buffer][0][1]);
+    multiply_add(normed_2_times_up_sums[0][0], up_part[buffer][0], normed_2_part[buffer][0][0],
+        normed_2_part[buffer][0][1]);
   };
 
-  fetch_slice(0);
   #pragma unroll
   for (int s = 0; s < stages - 1; ++s) {
     copy_slice(s);
     commit_copies();
   }
   wait_copies<stages - 2>();
-  prepare_slice(0);
   __syncwarp();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
@@ -290,7 +232,6 @@ decoder_layer_activated(
     for (int k = 0; k < 4; ++k) {
       if (k == 3 && !last) {
         wait_copies<stages - 2>();
-        prepare_slice(step + 1);
       }
       if (k < 3) {
         load_parts(step, k + 1, (k + 1) % 2);
@@ -299,7 +240,6 @@ decoder_layer_activated(
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        fetch_slice(step + 1);
         if (step + stages - 1 < steps) copy_slice(step + stages - 1);
         commit_copies();
       }
@@ -312,14 +252,14 @@ decoder_layer_activated(
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
-  float* const matmul_gate_shared = reinterpret_cast<float*>(shared);
-  float* const matmul_up_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
+  float* const normed_2_times_gate_shared = reinterpret_cast<float*>(shared);
+  float* const normed_2_times_up_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
   #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int sum_row = lane % 4 * 2 + i % 2;
     const int sum_col = lane / 4 + i / 2 * 8;
-    matmul_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_gate_sums[0][0][i];
-    matmul_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_up_sums[0][0][i];
+    normed_2_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = normed_2_times_gate_sums[0][0][i];
+    normed_2_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = normed_2_times_up_sums[0][0][i];
   }
   __syncthreads();
 
@@ -328,15 +268,15 @@ decoder_layer_activated(
   const long long row = row0 + m;
   const int col = col0 + n;
   if (m < tile_rows && row < rows) {
-    const Vec<float, 8> matmul_gate_total = gathered<8>(matmul_gate_shared + m * sums_stride + n);
-    const Vec<float, 8> matmul_up_total = gathered<8>(matmul_up_shared + m * sums_stride + n);
+    const Vec<float, 8> normed_2_times_gate_total = gathered<8>(normed_2_times_gate_shared + m * sums_stride + n);
+    const Vec<float, 8> normed_2_times_up_total = gathered<8>(normed_2_times_up_shared + m * sums_stride + n);
     Vec<__nv_bfloat16, 8> activated_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float matmul_gate = matmul_gate_total.at[j];
-      const float matmul_up = matmul_up_total.at[j];
-      const float silu = matmul_gate * reciprocal(1.0f + exponential(-matmul_gate));
-      const float mul = silu * matmul_up;
+      const float normed_2_times_gate = normed_2_times_gate_total.at[j];
+      const float normed_2_times_up = normed_2_times_up_total.at[j];
+      const float silu = normed_2_times_gate * reciprocal(1.0f + exponential(-normed_2_times_gate));
+      const float mul = silu * normed_2_times_up;
       activated_vec.at[j] = __float2bfloat16_rn(mul);
     }
     store<8>(activated_ptr + row * activated_stride + col, activated_vec);

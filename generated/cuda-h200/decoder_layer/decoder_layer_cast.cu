@@ -1,13 +1,13 @@
-// decoder_layer_cast  bf16[B, D], bf16[D, U], f32[B, D], bf16[B, U] -> bf16[B, D]  at B=8 D=4096 U=14336
+// decoder_layer_cast  bf16[D, U], bf16[B, D], bf16[B, U] -> bf16[B, D]  at B=8 D=4096 U=14336
 // cast of decoder_layer.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
 // tile     8 x 16 tiles, slice-K by 8 groups of warps; slices of 64 in a ring of 4 for each group
-// traffic  117.9 MB moved, 117.9 MB ideal, 118.1 MB with products apart, 118.8 MB unfused in 5 launches
-// floor    24.6 us at 4.8 TB/s; memory-bound at 7.97 flop/B
-// rounding h to bf16 by an explicit cast; cast to bf16 when stored; f32 between
-// needs    D=4096, U=14336; rows of all operands next to each other; activated, down, x, matmul_wo,
-//          cast: address and strides in multiples of 16 B
+// traffic  117.8 MB moved, 117.8 MB ideal, 117.9 MB with products apart, 118.1 MB unfused in 3 launches
+// floor    24.5 us at 4.8 TB/s; memory-bound at 7.98 flop/B
+// rounding cast to bf16 when stored; f32 between
+// needs    D=4096, U=14336; rows of all operands next to each other; activated, down, h, cast: address
+//          and strides in multiples of 16 B
 // launch   begins while the kernels before it run, and waits for them behind the first 3 slices of down
 
 #include <cuda_bf16.h>
@@ -28,11 +28,6 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
 template <int N, typename T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
-}
-
-// x rounded to bf16, nearest even
-__device__ __forceinline__ float round_bf16(float x) {
-  return __bfloat162float(__float2bfloat16_rn(x));
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
@@ -133,16 +128,14 @@ __device__ __forceinline__ void multiply_add(
 
 extern "C" __global__ void __launch_bounds__(256)
 decoder_layer_cast(
-    const __nv_bfloat16* __restrict__ x_ptr,
     const __nv_bfloat16* __restrict__ down_ptr,
-    const float* matmul_wo_ptr,
+    const __nv_bfloat16* h_ptr,
     const __nv_bfloat16* activated_ptr,
     __nv_bfloat16* __restrict__ cast_ptr,
     long long rows,
     long long activated_stride,
     long long down_ld,
-    long long x_stride,
-    long long matmul_wo_stride,
+    long long h_stride,
     long long cast_stride)
 {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -251,19 +244,15 @@ decoder_layer_cast(
   const long long row = row0 + m;
   const int col = col0 + n;
   if (m < tile_rows && row < rows) {
-    const Vec<__nv_bfloat16, 8> x_vec = load<8>(x_ptr + row * x_stride + col);
-    const Vec<float, 8> matmul_wo_vec = load<8>(matmul_wo_ptr + row * matmul_wo_stride + col);
+    const Vec<__nv_bfloat16, 8> h_vec = load<8>(h_ptr + row * h_stride + col);
     const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * sums_stride + n);
     Vec<__nv_bfloat16, 8> cast_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float matmul = matmul_total.at[j];
-      const float x = __bfloat162float(x_vec.at[j]);
-      const float matmul_wo = matmul_wo_vec.at[j];
-      const float x_plus_matmul_wo = x + matmul_wo;
-      const float h = round_bf16(x_plus_matmul_wo);
-      const float h_plus_matmul = h + matmul;
-      cast_vec.at[j] = __float2bfloat16_rn(h_plus_matmul);
+      const float h = __bfloat162float(h_vec.at[j]);
+      const float add = h + matmul;
+      cast_vec.at[j] = __float2bfloat16_rn(add);
     }
     store<8>(cast_ptr + row * cast_stride + col, cast_vec);
   }

@@ -1,19 +1,19 @@
-// decoder_layer_matmul_2  i32[B, 1, 1, 1], bf16[B, H, G, E], bf16[B, H, T, E], bf16[B, H, T, E] -> f32[B, H, G, E]  at B=8 H=8 G=4 E=128
-//   T=2048
-// matmul_2 of decoder_layer.
+// decoder_layer_prefill_attended  bf16[H, 1, S, E], bf16[H, G, S, E], bf16[H, 1, S, E] -> bf16[H, G, S, E]  at H=8 S=4096 E=128 G=4
+// attended of decoder_layer_prefill.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// views    queries is turned as [B, H, G, E]; keys_part is keys as [B, H, T, E]; values_part is values
-//          as [B, H, T, E]
-// tile     16 queries a block of 1 warps, tiles of 64 keys, the next tile copied meanwhile; of keys
+// views    v__part is v_ as [H, 1, S, E]; queries is turned as [H, G, S, E]; keys_part is keys as [H,
+//          1, S, E]
+// tile     128 queries a block of 8 warps, tiles of 128 keys, the next tile copied meanwhile; of keys
 //          behind the last that a block's rows need, none are read; conditions are tested in tiles that
 //          an end cuts
-// traffic  67.3 MB moved, 67.3 MB ideal, 71.5 MB with products apart, 78.9 MB unfused in 7 launches
-// floor    33.0 us at 2.039 TB/s; memory-bound at 3.99 flop/B
-// rounding e, before it is divided by its row's sum, to bf16 where it meets values_part; cast to bf16
-//          by an explicit cast; f32 between
-// needs    E=128, T=2048; rows of all operands next to each other; queries, keys_part, values_part,
-//          matmul_2: address and strides in multiples of 16 B
+// traffic  83.9 MB moved, 83.9 MB ideal, 4378.9 MB with products apart, 11995.7 MB unfused in 8
+//          launches
+// floor    440.6 us at 312 TFLOP/s for products; compute-bound at 1638.80 flop/B
+// rounding e, before it is divided by its row's sum, to bf16 where it meets v__part; cast to bf16 by an
+//          explicit cast; attended to bf16 when stored; f32 between
+// needs    S=4096, E=128; rows of all operands next to each other; queries, keys_part, v__part,
+//          attended: address and strides in multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -54,14 +54,22 @@ __device__ __forceinline__ float power_of_2(float x) {
 }
 
 // queries of a block, keys of a tile, and all keys
-constexpr int tile_rows = 16, tile_keys = 64, keys = 2048, threads = 32;
+constexpr int tile_rows = 128, tile_keys = 128, keys = 4096, threads = 256;
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
 // of 8 lines lies in different banks
-constexpr int queries_pitch = 136, keys_part_pitch = 136, values_part_pitch = 136;
-constexpr int values_part_at = 8704, stage_elements = 17408;  // of a tile's values, and to the next stage
+constexpr int queries_pitch = 136, keys_part_pitch = 136, v__part_pitch = 136;
+constexpr int v__part_at = 17408, stage_elements = 34816;  // of a tile's values, and to the next stage
 constexpr int stage_bytes = 2 * stage_elements;
-constexpr int queries_at = 17408;
+constexpr int queries_at = 34816;
 constexpr int sums_stride = 132;  // floats of a row of sums
+
+__device__ __forceinline__ long long least(long long a, long long b) {
+  return a < b ? a : b;
+}
+
+__device__ __forceinline__ long long most(long long a, long long b) {
+  return a > b ? a : b;
+}
 
 // the nearest to `key` of the keys, or the end behind them
 __device__ __forceinline__ int within_keys(long long key) {
@@ -127,76 +135,71 @@ __device__ __forceinline__ void multiply_add(
       : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right_0), "r"(right_1));
 }
 
-extern "C" __global__ void __launch_bounds__(32)
-decoder_layer_matmul_2(
-    const int* __restrict__ position_ptr,
+extern "C" __global__ void __launch_bounds__(256)
+decoder_layer_prefill_attended(
+    const __nv_bfloat16* __restrict__ v__part_ptr,
     const __nv_bfloat16* __restrict__ queries_ptr,
     const __nv_bfloat16* __restrict__ keys_part_ptr,
-    const __nv_bfloat16* __restrict__ values_part_ptr,
-    float* __restrict__ matmul_2_ptr,
-    long long B_size,
+    __nv_bfloat16* __restrict__ attended_ptr,
     long long H_size,
     long long G_size,
-    long long queries_stride_B,
+    long long S_size,
     long long queries_stride_H,
     long long queries_stride_G,
-    long long keys_part_stride_B,
+    long long queries_stride_S,
     long long keys_part_stride_H,
     long long keys_part_ld,
-    long long values_part_stride_B,
-    long long values_part_stride_H,
-    long long values_part_ld,
-    long long position_stride_B,
-    long long matmul_2_stride_B,
-    long long matmul_2_stride_H,
-    long long matmul_2_stride_G)
+    long long v__part_stride_H,
+    long long v__part_ld,
+    long long attended_stride_H,
+    long long attended_stride_G,
+    long long attended_stride_S)
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 * 16;  // the warp's first of the tile
-  const long long rows = G_size;
+  const long long rows = S_size;
   const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
-  const long long B_at = blockIdx.x / tiles_down / H_size;
-  const long long H_at = blockIdx.x / tiles_down % H_size;
-  const long long row0 = static_cast<long long>(blockIdx.x % tiles_down) * tile_rows;
+  const long long H_at = blockIdx.x / tiles_down / G_size;
+  const long long G_at = blockIdx.x / tiles_down % G_size;
+  // the last rows first: they need the most keys
+  const long long row0 = static_cast<long long>(tiles_down - 1 - blockIdx.x % tiles_down) * tile_rows;
   const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
 
   // what the mask leaves of a row's keys
   struct Ends { long long end, free_end; };
-  const auto ends_of = [&]() {
-    const int position = *(position_ptr + B_at * position_stride_B);
-    return Ends{static_cast<long long>(position) + 1, static_cast<long long>(position) + 1};
+  const auto ends_of = [&](long long row) {
+    const int row_index = static_cast<int>(row);
+    return Ends{static_cast<long long>(row_index) + 1, static_cast<long long>(row_index) + 1};
   };
-  const Ends ends = ends_of();
+  const Ends top_ends = ends_of(row0), last_ends = ends_of(row0 + rows_here - 1);
   constexpr int first_key = 0;
-  const int end_key = within_keys(ends.end);
-  const int free_end = within_keys(ends.free_end);
+  const int end_key = within_keys(most(top_ends.end, last_ends.end));
+  const int free_end = within_keys(least(top_ends.free_end, last_ends.free_end));
 
   // what the thread brings of queries, and of each tile of keys and values
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const int queries_row = threadIdx.x / 16, queries_col = threadIdx.x % 16 * 8;
-  const __nv_bfloat16* const queries_from = queries_ptr + B_at * queries_stride_B + H_at * queries_stride_H + row0 * queries_stride_G
-      + queries_row * queries_stride_G + queries_col;
+  const __nv_bfloat16* const queries_from = queries_ptr + H_at * queries_stride_H + G_at * queries_stride_G + row0 * queries_stride_S
+      + queries_row * queries_stride_S + queries_col;
   const unsigned queries_to = ring_at + (queries_at + queries_row * queries_pitch + queries_col) * 2;
   const int keys_part_row = threadIdx.x / 16, keys_part_col = threadIdx.x % 16 * 8;
-  const __nv_bfloat16* const keys_part_from = keys_part_ptr + B_at * keys_part_stride_B + H_at * keys_part_stride_H
-      + keys_part_row * keys_part_ld + keys_part_col;
+  const __nv_bfloat16* const keys_part_from = keys_part_ptr + H_at * keys_part_stride_H + keys_part_row * keys_part_ld + keys_part_col;
   const unsigned keys_part_to = ring_at + (keys_part_row * keys_part_pitch + keys_part_col) * 2;
-  const int values_part_row = threadIdx.x / 16, values_part_col = threadIdx.x % 16 * 8;
-  const __nv_bfloat16* const values_part_from = values_part_ptr + B_at * values_part_stride_B + H_at * values_part_stride_H
-      + values_part_row * values_part_ld + values_part_col;
-  const unsigned values_part_to = ring_at + (values_part_at + values_part_row * values_part_pitch + values_part_col) * 2;
+  const int v__part_row = threadIdx.x / 16, v__part_col = threadIdx.x % 16 * 8;
+  const __nv_bfloat16* const v__part_from = v__part_ptr + H_at * v__part_stride_H + v__part_row * v__part_ld + v__part_col;
+  const unsigned v__part_to = ring_at + (v__part_at + v__part_row * v__part_pitch + v__part_col) * 2;
   const auto copy_tile = [&](int key0, int stage) {
     #pragma unroll
-    for (int v = 0; v < 32; ++v) {
-      copy_chunk<8>(keys_part_to + v * (2 * keys_part_pitch * 2) + stage * stage_bytes,
-          keys_part_from + (key0 + v * 2) * keys_part_ld, 8);
+    for (int v = 0; v < 8; ++v) {
+      copy_chunk<8>(keys_part_to + v * (16 * keys_part_pitch * 2) + stage * stage_bytes,
+          keys_part_from + (key0 + v * 16) * keys_part_ld, 8);
     }
     #pragma unroll
-    for (int v = 0; v < 32; ++v) {
-      copy_chunk<8>(values_part_to + v * (2 * values_part_pitch * 2) + stage * stage_bytes,
-          values_part_from + (key0 + v * 2) * values_part_ld, 8);
+    for (int v = 0; v < 8; ++v) {
+      copy_chunk<8>(v__part_to + v * (16 * v__part_pitch * 2) + stage * stage_bytes,
+          v__part_from + (key0 + v * 16) * v__part_ld, 8);
     }
     commit_copies();
   };
@@ -204,15 +207,15 @@ decoder_layer_matmul_2(
   // the queries, which all tiles of keys are multiplied with
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    copy_chunk<8>(queries_to + v * (2 * queries_pitch * 2), queries_from + v * 2 * queries_stride_G,
-        queries_row + v * 2 < rows_here ? 8 : 0);
+    copy_chunk<8>(queries_to + v * (16 * queries_pitch * 2), queries_from + v * 16 * queries_stride_S,
+        queries_row + v * 16 < rows_here ? 8 : 0);
   }
   if (first_key < end_key) copy_tile(first_key, 0);
   commit_copies();
 
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[2], pivots[2], summed[2];
-  int position_here[2];
+  int row_index_here[2];
   #pragma unroll
   for (int r = 0; r < 2; ++r) {
     largest[r] = -INFINITY;
@@ -220,18 +223,18 @@ decoder_layer_matmul_2(
     summed[r] = 0.0f;
     const int m = warp_row + lane / 4 + r * 8;
     const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-    const int position = *(position_ptr + B_at * position_stride_B);
-    position_here[r] = position;
+    const int row_index = static_cast<int>(row);
+    row_index_here[r] = row_index;
   }
   wait_copies<0>();
   __syncthreads();
   const unsigned queries_lane = ring_at + (queries_at + (warp_row + lane % 16) * queries_pitch + lane / 16 * 8) * 2;
   const unsigned keys_part_lane = ring_at + ((lane % 8 + lane / 16 * 8) * keys_part_pitch + lane / 8 % 2 * 8) * 2;
-  const unsigned values_part_lane = ring_at + (values_part_at + lane % 16 * values_part_pitch + lane / 16 * 8) * 2;
+  const unsigned v__part_lane = ring_at + (v__part_at + lane % 16 * v__part_pitch + lane / 16 * 8) * 2;
   unsigned queries_part[8][4];
   #pragma unroll
   for (int k = 0; k < 8; ++k) load_matrices(queries_part[k], queries_lane + k * 32);
-  float e_times_values_part_sums[16][4] = {};
+  float e_times_v__part_sums[16][4] = {};
 
   for (int key0 = first_key, tile = 0; key0 < end_key; key0 += tile_keys, ++tile) {
     const int stage = tile % 2;
@@ -242,11 +245,11 @@ decoder_layer_matmul_2(
     }
 
     // a warp's 16 queries times the tile's keys
-    float queries_times_keys_part_sums[8][4] = {};
+    float queries_times_keys_part_sums[16][4] = {};
     #pragma unroll
     for (int k = 0; k < 8; ++k) {
       #pragma unroll
-      for (int n = 0; n < 8; n += 2) {
+      for (int n = 0; n < 16; n += 2) {
         unsigned keys_part_part[4];
         load_matrices(keys_part_part,
             keys_part_lane + stage * stage_bytes + n * (8 * keys_part_pitch * 2) + k * 32);
@@ -261,7 +264,7 @@ decoder_layer_matmul_2(
     for (int r = 0; r < 2; ++r) peaks[r] = largest[r];
     if (key0 + tile_keys <= free_end) {
       #pragma unroll
-      for (int n = 0; n < 8; ++n) {
+      for (int n = 0; n < 16; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float queries_times_keys_part = queries_times_keys_part_sums[n][i];
@@ -272,14 +275,14 @@ decoder_layer_matmul_2(
       }
     } else {
       #pragma unroll
-      for (int n = 0; n < 8; ++n) {
+      for (int n = 0; n < 16; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 8 + lane % 4 * 2 + i % 2;
           const float queries_times_keys_part = queries_times_keys_part_sums[n][i];
-          const int position = position_here[i / 2];
+          const int row_index = row_index_here[i / 2];
           const float scores = queries_times_keys_part * 0.088388346f;
-          const bool le = col_index <= position;
+          const bool le = col_index <= row_index;
           const float where = le ? scores : (-INFINITY);
           queries_times_keys_part_sums[n][i] = where;
           peaks[i / 2] = larger(peaks[i / 2], queries_times_keys_part_sums[n][i]);
@@ -302,12 +305,12 @@ decoder_layer_matmul_2(
     #pragma unroll
     for (int d = 0; d < 16; ++d) {
       #pragma unroll
-      for (int i = 0; i < 4; ++i) e_times_values_part_sums[d][i] *= shrinks[i / 2];
+      for (int i = 0; i < 4; ++i) e_times_v__part_sums[d][i] *= shrinks[i / 2];
     }
 
     // logits become weights
     #pragma unroll
-    for (int n = 0; n < 8; ++n) {
+    for (int n = 0; n < 16; ++n) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float power = power_of_2(fmaf(queries_times_keys_part_sums[n][i], 1.44269504f, -pivots[i / 2]));
@@ -318,7 +321,7 @@ decoder_layer_matmul_2(
 
     // weights times values: a lane holds of the weights what it multiplies
     #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < 8; ++n) {
       const unsigned rounded[4] = {
           rounded_pair(queries_times_keys_part_sums[2 * n][0], queries_times_keys_part_sums[2 * n][1]),
           rounded_pair(queries_times_keys_part_sums[2 * n][2], queries_times_keys_part_sums[2 * n][3]),
@@ -326,11 +329,11 @@ decoder_layer_matmul_2(
           rounded_pair(queries_times_keys_part_sums[2 * n + 1][2], queries_times_keys_part_sums[2 * n + 1][3])};
       #pragma unroll
       for (int d = 0; d < 8; ++d) {
-        unsigned values_part_part[4];
-        load_matrices_across(values_part_part,
-            values_part_lane + stage * stage_bytes + n * (16 * values_part_pitch * 2) + d * 32);
-        multiply_add(e_times_values_part_sums[2 * d], rounded, values_part_part[0], values_part_part[1]);
-        multiply_add(e_times_values_part_sums[2 * d + 1], rounded, values_part_part[2], values_part_part[3]);
+        unsigned v__part_part[4];
+        load_matrices_across(v__part_part,
+            v__part_lane + stage * stage_bytes + n * (16 * v__part_pitch * 2) + d * 32);
+        multiply_add(e_times_v__part_sums[2 * d], rounded, v__part_part[0], v__part_part[1]);
+        multiply_add(e_times_v__part_sums[2 * d + 1], rounded, v__part_part[2], v__part_part[3]);
       }
     }
   }
@@ -355,7 +358,7 @@ decoder_layer_matmul_2(
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int m = warp_row + i / 2 % 2 * 8 + lane / 4;
-      row_sums[m * sums_stride + d * 8 + lane % 4 * 2 + i % 2] = e_times_values_part_sums[d][i];
+      row_sums[m * sums_stride + d * 8 + lane % 4 * 2 + i % 2] = e_times_v__part_sums[d][i];
     }
   }
   __syncthreads();
@@ -370,15 +373,15 @@ decoder_layer_matmul_2(
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;
       const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
-      Vec<float, 8> matmul_2_vec;
-      const Vec<float, 8> e_times_values_part_total = load<8>(row_sums + m * sums_stride + col);
+      Vec<__nv_bfloat16, 8> attended_vec;
+      const Vec<float, 8> e_times_v__part_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float e_times_values_part = e_times_values_part_total.at[j];
-        const float mul = e_times_values_part * inverse_sum;
-        matmul_2_vec.at[j] = mul;
+        const float e_times_v__part = e_times_v__part_total.at[j];
+        const float mul = e_times_v__part * inverse_sum;
+        attended_vec.at[j] = __float2bfloat16_rn(mul);
       }
-      store<8>(matmul_2_ptr + B_at * matmul_2_stride_B + H_at * matmul_2_stride_H + row * matmul_2_stride_G + col, matmul_2_vec);
+      store<8>(attended_ptr + H_at * attended_stride_H + G_at * attended_stride_G + row * attended_stride_S + col, attended_vec);
     }
   }
 }

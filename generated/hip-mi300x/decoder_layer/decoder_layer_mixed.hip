@@ -1,6 +1,6 @@
-// decoder_layer_matmul_2  i32[B, 1, 1, 1], bf16[B, H, G, E], bf16[B, H, T, E], bf16[B, H, T, E] -> f32[B, H, G, E]  at B=8 H=8 G=4 E=128
+// decoder_layer_mixed  i32[B, 1, 1, 1], bf16[B, H, G, E], bf16[B, H, T, E], bf16[B, H, T, E] -> bf16[B, H, G, E]  at B=8 H=8 G=4 E=128
 //   T=2048
-// matmul_2 of decoder_layer.
+// mixed of decoder_layer.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // views    queries is turned as [B, H, G, E]; keys_part is keys as [B, H, T, E]; values_part is values
@@ -8,12 +8,12 @@
 // tile     16 queries a block of 1 warps, tiles of 32 keys, the next tile in registers meanwhile; of
 //          keys behind the last that a block's rows need, none are read; conditions are tested in tiles
 //          that an end cuts
-// traffic  67.3 MB moved, 67.3 MB ideal, 71.5 MB with products apart, 78.9 MB unfused in 7 launches
+// traffic  67.2 MB moved, 67.2 MB ideal, 71.4 MB with products apart, 78.9 MB unfused in 8 launches
 // floor    12.7 us at 5.3 TB/s; memory-bound at 3.99 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets values_part; cast to bf16
-//          by an explicit cast; f32 between
+//          by an explicit cast; mixed to bf16 when stored; f32 between
 // needs    E=128, T=2048; rows of all operands next to each other; queries, keys_part, values_part,
-//          matmul_2: address and strides in multiples of 16 B
+//          mixed: address and strides in multiples of 16 B
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -109,12 +109,12 @@ __device__ __forceinline__ Half rounded_half(const Sums& from) {
 }
 
 extern "C" __global__ void __launch_bounds__(64)
-decoder_layer_matmul_2(
+decoder_layer_mixed(
     const int* __restrict__ position_ptr,
     const __bf16* __restrict__ queries_ptr,
     const __bf16* __restrict__ keys_part_ptr,
     const __bf16* __restrict__ values_part_ptr,
-    float* __restrict__ matmul_2_ptr,
+    __bf16* __restrict__ mixed_ptr,
     long long B_size,
     long long H_size,
     long long G_size,
@@ -128,9 +128,9 @@ decoder_layer_matmul_2(
     long long values_part_stride_H,
     long long values_part_ld,
     long long position_stride_B,
-    long long matmul_2_stride_B,
-    long long matmul_2_stride_H,
-    long long matmul_2_stride_G)
+    long long mixed_stride_B,
+    long long mixed_stride_H,
+    long long mixed_stride_G)
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
@@ -346,15 +346,15 @@ decoder_layer_matmul_2(
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;
       const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
-      Vec<float, 8> matmul_2_vec;
+      Vec<__bf16, 8> mixed_vec;
       const Vec<float, 8> e_times_values_part_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float e_times_values_part = e_times_values_part_total.at[j];
         const float mul = e_times_values_part * inverse_sum;
-        matmul_2_vec.at[j] = mul;
+        mixed_vec.at[j] = static_cast<__bf16>(mul);
       }
-      store<8>(matmul_2_ptr + B_at * matmul_2_stride_B + H_at * matmul_2_stride_H + row * matmul_2_stride_G + col, matmul_2_vec);
+      store<8>(mixed_ptr + B_at * mixed_stride_B + H_at * mixed_stride_H + row * mixed_stride_G + col, mixed_vec);
     }
   }
 }

@@ -1,15 +1,14 @@
-// decoder_layer_matmul_wo  bf16[D, E_times_G_times_H], f32[B, E_times_G_times_H] -> f32[B, D]  at D=4096 E_times_G_times_H=4096 B=8
-// matmul_wo of decoder_layer.
+// decoder_layer_h  bf16[B, D], bf16[D, E_times_G_times_H], bf16[B, E_times_G_times_H] -> bf16[B, D]  at B=8 D=4096 E_times_G_times_H=4096
+// h of decoder_layer.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// views    matmul_2_part is matmul_2 as [B, E * G * H]
+// views    mixed_part is mixed as [B, E * G * H]
 // tile     16 x 16 tiles, slice-K by 8 groups of warps; slices of 64 in a ring of 2 for each group
-// traffic  33.8 MB moved, 33.8 MB ideal, 33.9 MB with products apart, 34.2 MB unfused in 3 launches
-// floor    6.4 us at 5.3 TB/s; memory-bound at 7.94 flop/B
-// rounding round_bf16_ to bf16 before it is multiplied; mixed to bf16 by an explicit cast; a value to
-//          bf16 by an explicit cast; f32 between
-// needs    D=4096, E_times_G_times_H=4096; rows of all operands next to each other; matmul_2_part, wo,
-//          matmul_wo: address and strides in multiples of 16 B
+// traffic  33.8 MB moved, 33.8 MB ideal, 33.9 MB with products apart, 34.0 MB unfused in 3 launches
+// floor    6.4 us at 5.3 TB/s; memory-bound at 7.95 flop/B
+// rounding h to bf16 when stored; f32 between
+// needs    D=4096, E_times_G_times_H=4096; rows of all operands next to each other; mixed_part, wo, x,
+//          h: address and strides in multiples of 16 B
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -27,11 +26,6 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
 template <int N, typename T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
-}
-
-// x rounded to bf16, nearest even
-__device__ __forceinline__ float round_bf16(float x) {
-  return static_cast<float>(static_cast<__bf16>(x));
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
@@ -108,14 +102,16 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
 }
 
 extern "C" __global__ void __launch_bounds__(512)
-decoder_layer_matmul_wo(
+decoder_layer_h(
+    const __bf16* __restrict__ x_ptr,
     const __bf16* __restrict__ wo_ptr,
-    const float* __restrict__ matmul_2_part_ptr,
-    float* __restrict__ matmul_wo_ptr,
+    const __bf16* __restrict__ mixed_part_ptr,
+    __bf16* __restrict__ h_ptr,
     long long rows,
-    long long matmul_2_part_stride,
+    long long mixed_part_stride,
     long long wo_ld,
-    long long matmul_wo_stride)
+    long long x_stride,
+    long long h_stride)
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
@@ -128,21 +124,20 @@ decoder_layer_matmul_wo(
 
   // the ring of 2 slices, and what the thread brings of each
   __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
-  const int matmul_2_part_m = lane / 8, matmul_2_part_k = lane % 8 * 8;
-  const float* matmul_2_part_from = matmul_2_part_ptr + (row0 + matmul_2_part_m) * matmul_2_part_stride + k_group * tile_k
-      + matmul_2_part_k;
-  const int matmul_2_part_to = place<8>(matmul_2_part_m, matmul_2_part_k);
+  const int mixed_part_m = lane / 8, mixed_part_k = lane % 8 * 8;
+  const __bf16* mixed_part_from = mixed_part_ptr + (row0 + mixed_part_m) * mixed_part_stride + k_group * tile_k + mixed_part_k;
+  const int mixed_part_to = place<8>(mixed_part_m, mixed_part_k);
   const int wo_n = lane / 8, wo_k = lane % 8 * 8;
   const __bf16* wo_from = wo_ptr + (col0 + wo_n) * wo_ld + k_group * tile_k + wo_k;
   const int wo_to = wo_at + place<8>(wo_n, wo_k);
-  Vec<float, 8> matmul_2_part_held[2];
+  Vec<__bf16, 8> mixed_part_held[2];
   Vec<__bf16, 8> wo_held[2];
   const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      matmul_2_part_held[v] = load_chunk<8>(matmul_2_part_from + v * 8 * matmul_2_part_stride, matmul_2_part_m + v * 8 < rows_here ? 8 : 0);
+      mixed_part_held[v] = load_chunk<8>(mixed_part_from + v * 8 * mixed_part_stride, mixed_part_m + v * 8 < rows_here ? 8 : 0);
     }
-    matmul_2_part_from += split_k * tile_k;
+    mixed_part_from += split_k * tile_k;
     #pragma unroll
     for (int v = 0; v < 2; ++v) wo_held[v] = load_chunk<8>(wo_from + v * 8 * wo_ld, 8);
     wo_from += split_k * tile_k;
@@ -150,32 +145,22 @@ decoder_layer_matmul_wo(
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      Vec<__bf16, 8> matmul_2_part_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float matmul_2_part = matmul_2_part_held[v].at[j];
-        const float mixed = round_bf16(matmul_2_part);
-        const float round_bf16_ = round_bf16(mixed);
-        matmul_2_part_vec.at[j] = static_cast<__bf16>(round_bf16_);
-      }
-      store<8>(slice + matmul_2_part_to + v * at_once, matmul_2_part_vec);
-    }
+    for (int v = 0; v < 2; ++v) store<8>(slice + mixed_part_to + v * at_once, mixed_part_held[v]);
     #pragma unroll
     for (int v = 0; v < 2; ++v) store<8>(slice + wo_to + v * at_once, wo_held[v]);
   };
 
   // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  Fragment matmul_2_part_part[2][1];
+  Fragment mixed_part_part[2][1];
   Fragment wo_part[2][1];
   Sums matmul_sums[1][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
-    load_fragment<8>(matmul_2_part_part[buffer][0], slice, 0, k * 32);
+    load_fragment<8>(mixed_part_part[buffer][0], slice, 0, k * 32);
     load_fragment<8>(wo_part[buffer][0], slice + wo_at, 0, k * 32);
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(matmul_sums[0][0], wo_part[buffer][0], matmul_2_part_part[buffer][0]);
+    multiply_add(matmul_sums[0][0], wo_part[buffer][0], mixed_part_part[buffer][0]);
   };
 
   fetch_slice();
@@ -220,13 +205,16 @@ decoder_layer_matmul_wo(
   const long long row = row0 + m;
   const int col = col0 + n;
   if (m < tile_rows && row < rows) {
+    const Vec<__bf16, 8> x_vec = load<8>(x_ptr + row * x_stride + col);
     const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * sums_stride + n);
-    Vec<float, 8> matmul_wo_vec;
+    Vec<__bf16, 8> h_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float matmul = matmul_total.at[j];
-      matmul_wo_vec.at[j] = matmul;
+      const float x = static_cast<float>(x_vec.at[j]);
+      const float add = x + matmul;
+      h_vec.at[j] = static_cast<__bf16>(add);
     }
-    store<8>(matmul_wo_ptr + row * matmul_wo_stride + col, matmul_wo_vec);
+    store<8>(h_ptr + row * h_stride + col, h_vec);
   }
 }

@@ -1,6 +1,6 @@
-// decoder_layer_matmul_2  i32[B, 1, 1, 1], bf16[B, H, G, E], bf16[B, H, T, E], bf16[B, H, T, E] -> f32[B, H, G, E]  at B=8 H=8 G=4 E=128
+// decoder_layer_mixed  i32[B, 1, 1, 1], bf16[B, H, G, E], bf16[B, H, T, E], bf16[B, H, T, E] -> bf16[B, H, G, E]  at B=8 H=8 G=4 E=128
 //   T=2048
-// matmul_2 of decoder_layer.
+// mixed of decoder_layer.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
 // views    queries is turned as [B, H, G, E]; keys_part is keys as [B, H, T, E]; values_part is values
@@ -8,12 +8,12 @@
 // tile     1 consumer warpgroup of 64 queries, tiles of 128 keys, a producer 2 tiles ahead; of keys
 //          behind the last that a block's rows need, none are read; conditions are tested in tiles that
 //          an end cuts
-// traffic  67.3 MB moved, 67.3 MB ideal, 71.5 MB with products apart, 78.9 MB unfused in 7 launches
+// traffic  67.2 MB moved, 67.2 MB ideal, 71.4 MB with products apart, 78.9 MB unfused in 8 launches
 // floor    14.0 us at 4.8 TB/s; memory-bound at 3.99 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets values_part; cast to bf16
-//          by an explicit cast; f32 between
+//          by an explicit cast; mixed to bf16 when stored; f32 between
 // needs    E=128, T=2048; rows of all operands next to each other; queries, keys_part, values_part,
-//          matmul_2: address and strides in multiples of 16 B
+//          mixed: address and strides in multiples of 16 B
 // launch   begins while the kernels before it run, and waits for them before all else; lets the next
 //          one begin once all its blocks run
 
@@ -22,18 +22,6 @@
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #endif
-
-// N values that move together, 16 bytes at a time where they fill them
-template <typename T, int N>
-struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
-  T at[N];
-};
-
-// the vector to p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
-  *reinterpret_cast<Vec<T, N>*>(p) = v;
-}
 
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
@@ -60,6 +48,7 @@ constexpr int query_bytes = 2 * query_segment, key_bytes = 2 * key_segment;
 constexpr int value_bytes = 2 * value_segment;
 // bytes from the queries, which come first, to the keys, the values, and what lies behind them
 constexpr int keys_at = query_bytes, values_at = keys_at + stages * key_bytes;
+constexpr int staging_at = 0;
 constexpr int barriers_at = 147456;
 
 // the nearest to `key` of the keys, or the end behind them
@@ -105,6 +94,26 @@ __device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, un
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5, %6}], [%2];"
       :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
+// a box in shared memory on its way to the tensor's memory; what lies beyond the tensor is left out
+__device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned from, int x, int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+      :: "l"(&map), "r"(from), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// waits until all but the last Pending boxes of this thread have been read
+template <int Pending>
+__device__ __forceinline__ void wait_stores() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(Pending) : "memory");
+}
+
+// four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
+__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // two numbers, rounded, in one register
@@ -202,19 +211,16 @@ __device__ __forceinline__ void fence_words(unsigned (&held)[Count]) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1)
-decoder_layer_matmul_2(
+decoder_layer_mixed(
     const int* __restrict__ position_ptr,
     const __grid_constant__ CUtensorMap queries_map,
     const __grid_constant__ CUtensorMap keys_part_map,
     const __grid_constant__ CUtensorMap values_part_map,
-    float* __restrict__ matmul_2_ptr,
+    const __grid_constant__ CUtensorMap mixed_map,
     long long B_size,
     long long H_size,
     long long G_size,
-    long long position_stride_B,
-    long long matmul_2_stride_B,
-    long long matmul_2_stride_H,
-    long long matmul_2_stride_G)
+    long long position_stride_B)
 {
   asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
@@ -413,30 +419,46 @@ decoder_layer_matmul_2(
     }
 
     // what is made of the sums: the four lanes of a row have a pair of columns each, of every 8 columns
+    unsigned mixed_words[32];  // of a thread's two rows, by turns
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
       #pragma unroll
       for (int step = 1; step < 4; step *= 2) summed[r] += __shfl_xor_sync(0xffffffffu, summed[r], step);
-      const int m = warp_row + lane / 4 + r * 8;
-      const bool inside = m < rows_here;
-      const long long row = row0 + (inside ? m : rows_here - 1);
       const float sum_of_exps = summed[r];
       const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;
       const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
       #pragma unroll
       for (int n = 0; n < 16; ++n) {
-        const int col = n * 8 + lane % 4 * 2;
-        Vec<float, 2> matmul_2_vec;
+        float mixed_pair[2];
         #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const float e_times_values_part = e_times_values_part_sums[n * 4 + r * 2 + j];
           const float mul = e_times_values_part * inverse_sum;
-          matmul_2_vec.at[j] = mul;
+          mixed_pair[j] = mul;
         }
-        if (inside) store<2>(matmul_2_ptr + B_at * matmul_2_stride_B + H_at * matmul_2_stride_H + row * matmul_2_stride_G
-            + col, matmul_2_vec);
+        mixed_words[n * 2 + r] = rounded_pair_bf16(mixed_pair[0], mixed_pair[1]);
       }
     }
+
+    // by way of shared memory, in the place of the queries: nobody in the warpgroup needs them now
+    asm volatile("bar.sync %0, 128;" :: "r"(1 + consumers + own) : "memory");
+    {
+      const unsigned staging = queries + staging_at + warp_row * line_bytes;
+      #pragma unroll
+      for (int n = 0; n < 16; n += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
+        store_matrices(
+            staging + n / 8 * (tile_rows * line_bytes) + lane % 16 * line_bytes + (((n % 8 + lane / 16) ^ lane % 8) << 4),
+            mixed_words[n * 2], mixed_words[n * 2 + 1], mixed_words[n * 2 + 2], mixed_words[n * 2 + 3]);
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+      __syncwarp();
+      if (lane == 0 && warp_row < rows_here) {
+        store_box(mixed_map, staging, 0, static_cast<int>(row0) + warp_row, static_cast<int>(H_at), static_cast<int>(B_at));
+        store_box(mixed_map, staging + query_segment, 64, static_cast<int>(row0)
+            + warp_row, static_cast<int>(H_at), static_cast<int>(B_at));
+      }
+    }
+    if (lane == 0) wait_stores<0>();
   }
 }

@@ -1,15 +1,14 @@
-// decoder_layer_matmul_wo  bf16[D, E_times_G_times_H], f32[B, E_times_G_times_H] -> f32[B, D]  at D=4096 E_times_G_times_H=4096 B=8
-// matmul_wo of decoder_layer.
+// decoder_layer_h  bf16[B, D], bf16[D, E_times_G_times_H], bf16[B, E_times_G_times_H] -> bf16[B, D]  at B=8 D=4096 E_times_G_times_H=4096
+// h of decoder_layer.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// views    matmul_2_part is matmul_2 as [B, E * G * H]
+// views    mixed_part is mixed as [B, E * G * H]
 // tile     8 x 16 tiles, slice-K by 8 groups of warps; slices of 64 in a ring of 4 for each group
-// traffic  33.8 MB moved, 33.8 MB ideal, 33.9 MB with products apart, 34.2 MB unfused in 3 launches
-// floor    7.0 us at 4.8 TB/s; memory-bound at 7.94 flop/B
-// rounding round_bf16_ to bf16 before it is multiplied; mixed to bf16 by an explicit cast; a value to
-//          bf16 by an explicit cast; f32 between
-// needs    D=4096, E_times_G_times_H=4096; rows of all operands next to each other; matmul_2_part, wo,
-//          matmul_wo: address and strides in multiples of 16 B
+// traffic  33.8 MB moved, 33.8 MB ideal, 33.9 MB with products apart, 34.0 MB unfused in 3 launches
+// floor    7.0 us at 4.8 TB/s; memory-bound at 7.95 flop/B
+// rounding h to bf16 when stored; f32 between
+// needs    D=4096, E_times_G_times_H=4096; rows of all operands next to each other; mixed_part, wo, x,
+//          h: address and strides in multiples of 16 B
 // launch   begins while the kernels before it run, and waits for them behind the first 3 slices of wo;
 //          lets the next one begin once all its blocks run
 
@@ -33,11 +32,6 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// x rounded to bf16, nearest even
-__device__ __forceinline__ float round_bf16(float x) {
-  return __bfloat162float(__float2bfloat16_rn(x));
-}
-
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
 constexpr int tile_rows = 8, tile_cols = 16, tile_k = 64, stages = 4;
 constexpr int split_k = 8, steps = 8;  // parts of K, and slices of each
@@ -59,22 +53,20 @@ __device__ __forceinline__ int place(int row, int k) {
   return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
-// 8 elements, Width with each load; those from `count` on are zeros
+// 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
 template <int Width, typename T>
-__device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
-  Vec<T, 8> v;
-  if (Width > 1 && count == 8) {
-    #pragma unroll
-    for (int j = 0; j < 8; j += Width) {
-      const Vec<T, Width> part = load<Width>(from + j);
-      #pragma unroll
-      for (int i = 0; i < Width; ++i) v.at[j + i] = part.at[i];
-    }
+__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
+  if constexpr (Width == 8) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        :: "r"(to), "l"(from), "r"(count * 2) : "memory");
   } else {
     #pragma unroll
-    for (int j = 0; j < 8; ++j) v.at[j] = j < count ? from[j] : T{};
+    for (int j = 0; j < 8; j += Width) {
+      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+          :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
+    }
   }
-  return v;
 }
 
 // the same address, that threads have in registers of their own
@@ -137,14 +129,16 @@ __device__ __forceinline__ void multiply_add(
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-decoder_layer_matmul_wo(
+decoder_layer_h(
+    const __nv_bfloat16* __restrict__ x_ptr,
     const __nv_bfloat16* __restrict__ wo_ptr,
-    const float* matmul_2_part_ptr,
-    float* __restrict__ matmul_wo_ptr,
+    const __nv_bfloat16* mixed_part_ptr,
+    __nv_bfloat16* __restrict__ h_ptr,
     long long rows,
-    long long matmul_2_part_stride,
+    long long mixed_part_stride,
     long long wo_ld,
-    long long matmul_wo_stride)
+    long long x_stride,
+    long long h_stride)
 {
   asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -158,14 +152,12 @@ decoder_layer_matmul_wo(
 
   // the ring of 4 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + k_group * (stages * slice_elements);
-  const int matmul_2_part_m = lane / 8, matmul_2_part_k = lane % 8 * 8;
-  const float* matmul_2_part_from = matmul_2_part_ptr + (row0 + matmul_2_part_m) * matmul_2_part_stride + k_group * tile_k
-      + matmul_2_part_k;
+  const int mixed_part_m = lane / 8, mixed_part_k = lane % 8 * 8;
+  const __nv_bfloat16* mixed_part_from = mixed_part_ptr + (row0 + mixed_part_m) * mixed_part_stride + k_group * tile_k + mixed_part_k;
   const int wo_n = lane / 8, wo_k = lane % 8 * 8;
   const __nv_bfloat16* wo_from = wo_ptr + (col0 + wo_n) * wo_ld + k_group * tile_k + wo_k;
-  Vec<float, 8> matmul_2_part_held[2];
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  const auto copy_slice = [&](int step) {
+  const auto copy_right = [&](int step) {
     const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
@@ -174,56 +166,43 @@ decoder_layer_matmul_wo(
     }
     wo_from += split_k * tile_k;
   };
+  const auto copy_left = [&](int step) {
+    const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      const unsigned to = slice + place<8>(mixed_part_m + v * 4, mixed_part_k) * 2;
+      copy_chunk<8>(to, mixed_part_from + v * 4 * mixed_part_stride, mixed_part_m + v * 4 < rows_here ? 8 : 0);
+    }
+    mixed_part_from += split_k * tile_k;
+  };
 
   // the right factors' first slices: no kernel before this one writes them
   #pragma unroll
-  for (int s = 0; s < stages - 1; ++s) {
-    copy_slice(s);
-    commit_copies();
-  }
+  for (int s = 0; s < stages - 1; ++s) copy_right(s);
   asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
-  const auto fetch_slice = [&]() {
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      matmul_2_part_held[v] = load_chunk<8>(matmul_2_part_from + v * 4 * matmul_2_part_stride, matmul_2_part_m + v * 4 < rows_here ? 8 : 0);
-    }
-    matmul_2_part_from += split_k * tile_k;
-  };
-  const auto prepare_slice = [&](int step) {
-    __nv_bfloat16* const slice = ring + step % stages * slice_elements;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      Vec<__nv_bfloat16, 8> matmul_2_part_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float matmul_2_part = matmul_2_part_held[v].at[j];
-        const float mixed = round_bf16(matmul_2_part);
-        const float round_bf16_ = round_bf16(mixed);
-        matmul_2_part_vec.at[j] = __float2bfloat16_rn(round_bf16_);
-      }
-      store<8>(slice + place<8>(matmul_2_part_m + v * 4, matmul_2_part_k), matmul_2_part_vec);
-    }
-  };
 
   // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  unsigned matmul_2_part_part[2][1][4];
+  unsigned mixed_part_part[2][1][4];
   unsigned wo_part[2][1][4];
   float matmul_sums[1][1][4] = {};
-  const unsigned matmul_2_part_lane = ring_at + place<8>(lane % 8, lane / 8 % 2 * 8) * 2;
+  const unsigned mixed_part_lane = ring_at + place<8>(lane % 8, lane / 8 % 2 * 8) * 2;
   const unsigned wo_lane = ring_at + wo_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
     const unsigned slice = step % stages * slice_bytes;
-    load_two_matrices(matmul_2_part_part[buffer][0], (matmul_2_part_lane ^ (k * 32)) + slice);
+    load_two_matrices(mixed_part_part[buffer][0], (mixed_part_lane ^ (k * 32)) + slice);
     load_matrices(wo_part[buffer][0], (wo_lane ^ (k * 32)) + slice);
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(matmul_sums[0][0], wo_part[buffer][0], matmul_2_part_part[buffer][0][0],
-        matmul_2_part_part[buffer][0][1]);
+    multiply_add(matmul_sums[0][0], wo_part[buffer][0], mixed_part_part[buffer][0][0],
+        mixed_part_part[buffer][0][1]);
   };
 
-  fetch_slice();
+  #pragma unroll
+  for (int s = 0; s < stages - 1; ++s) {
+    copy_left(s);
+    commit_copies();
+  }
   wait_copies<stages - 2>();
-  prepare_slice(0);
   __syncwarp();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
@@ -231,7 +210,6 @@ decoder_layer_matmul_wo(
     for (int k = 0; k < 4; ++k) {
       if (k == 3 && !last) {
         wait_copies<stages - 2>();
-        prepare_slice(step + 1);
       }
       if (k < 3) {
         load_parts(step, k + 1, (k + 1) % 2);
@@ -240,8 +218,10 @@ decoder_layer_matmul_wo(
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        fetch_slice();
-        if (step + stages - 1 < steps) copy_slice(step + stages - 1);
+        if (step + stages - 1 < steps) {
+          copy_right(step + stages - 1);
+          copy_left(step + stages - 1);
+        }
         commit_copies();
       }
       multiply(k % 2);
@@ -267,13 +247,16 @@ decoder_layer_matmul_wo(
   const long long row = row0 + m;
   const int col = col0 + n;
   if (m < tile_rows && row < rows) {
+    const Vec<__nv_bfloat16, 8> x_vec = load<8>(x_ptr + row * x_stride + col);
     const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * sums_stride + n);
-    Vec<float, 8> matmul_wo_vec;
+    Vec<__nv_bfloat16, 8> h_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float matmul = matmul_total.at[j];
-      matmul_wo_vec.at[j] = matmul;
+      const float x = __bfloat162float(x_vec.at[j]);
+      const float add = x + matmul;
+      h_vec.at[j] = __float2bfloat16_rn(add);
     }
-    store<8>(matmul_wo_ptr + row * matmul_wo_stride + col, matmul_wo_vec);
+    store<8>(h_ptr + row * h_stride + col, h_vec);
   }
 }

@@ -1,0 +1,332 @@
+// decoder_layer_prefill_turned_keys: 2 steps in one launch of 128 threads a block
+//
+// because  one launch is expected to take 68.3 us, and one for each step 70.3
+//
+// a. decoder_layer_prefill_turned  f32[S, 1, E_half], f32[S, 1, E_half], bf16[S, G_times_H, E_half], bf16[S, G_times_H, E_half] -> bf16[S,
+//      G_times_H, E_half], bf16[S, G_times_H, E_half]  at S=4096 E_half=64 G_times_H=32
+//    turned of decoder_layer_prefill.
+//
+//    target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
+//    views    q_part is q as [S, G * H, E // 2]; q_part_2 is q as [S, G * H, E // 2]; turned_2 is
+//             turned[..., :E // 2]; turned_3 is turned[..., E // 2:]
+//    tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
+//    traffic  69.2 MB moved, 69.2 MB ideal, 203.4 MB unfused in 2 launches
+//    floor    33.9 us at 2.039 TB/s; memory-bound at 0.73 flop/B
+//    rounding turned_2 to bf16 when stored; turned_3 to bf16 when stored; f32 between
+//    needs    rows of 64 elements, next to each other; cos, sin, q_part, q_part_2, turned_2, turned_3:
+//             address and strides in multiples of 16 B
+//
+// b. decoder_layer_prefill_keys  f32[S, 1, E_half], f32[S, 1, E_half], i32[S, 1, 1], bf16[S, H, E_half], bf16[S, H, E_half], bf16[S, H,
+//      E_half], bf16[S, H, E_half] -> bf16[S, H, E_half], bf16[S, H, E_half], bf16[V, H, E_half], bf16[V, H, E_half], bf16[V, H, E_half],
+//      bf16[V, H, E_half]  at S=4096 E_half=64 H=8 V=8192
+//    keys, out1, out2 of decoder_layer_prefill.
+//
+//    target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
+//    views    k__part is k_ as [S, H, E // 2]; k__part_2 is k_ as [S, H, E // 2]; v__part is v_ as [S, H,
+//             E // 2]; v__part_2 is v_ as [S, H, E // 2]; keys_2 is keys[..., :E // 2]; keys_3 is
+//             keys[..., E // 2:]; keys_4 is out1[..., :E // 2]; keys_5 is out1[..., E // 2:]; values is
+//             out2[..., :E // 2]; values_2 is out2[..., E // 2:]
+//    writes   rows of keys_4, keys_5, values, values_2 at slots; nothing where there is none
+//    tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
+//    traffic  44.1 MB moved, 44.1 MB ideal, 86.0 MB unfused in 4 launches
+//    floor    21.6 us at 2.039 TB/s; memory-bound at 0.29 flop/B
+//    rounding keys_2 to bf16 when stored; keys_3 to bf16 when stored; keys_4 to bf16 when stored; keys_5
+//             to bf16 when stored; values to bf16 when stored; values_2 to bf16 when stored; f32 between
+//    needs    rows of 64 elements, next to each other; cos, sin, k__part, k__part_2, v__part, v__part_2,
+//             keys_2, keys_3, keys_4, keys_5, values, values_2: address and strides in multiples of 16 B
+
+#include <cuda_bf16.h>
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// x, of which the compiler knows nothing: where it knows a row's number to be a quotient and a rest, NVRTC writes the first
+// vector of each thread value by value
+__device__ __forceinline__ long long unknown(long long x) {
+  asm("" : "+l"(x));
+  return x;
+}
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// turned: what the step's block of that number does
+__device__ __forceinline__ void part_a(
+    unsigned block,
+    const float* __restrict__ cos_ptr,
+    const float* __restrict__ sin_ptr,
+    const __nv_bfloat16* __restrict__ q_part_ptr,
+    const __nv_bfloat16* __restrict__ q_part_2_ptr,
+    __nv_bfloat16* __restrict__ turned_2_ptr,
+    __nv_bfloat16* __restrict__ turned_3_ptr,
+    long long S_size,
+    long long G_times_H_size,
+    long long cos_stride_S,
+    long long sin_stride_S,
+    long long q_part_stride_S,
+    long long q_part_stride_G_times_H,
+    long long q_part_2_stride_S,
+    long long q_part_2_stride_G_times_H,
+    long long turned_2_stride_S,
+    long long turned_2_stride_G_times_H,
+    long long turned_3_stride_S,
+    long long turned_3_stride_G_times_H)
+{
+  constexpr int block_rows = 16;  // that a block takes
+  constexpr int row_threads = 8;
+  const int lane = threadIdx.x % row_threads;  // of the 8 threads that share a row
+  const long long rows = S_size * G_times_H_size;
+  const long long own_row = static_cast<long long>(block) * block_rows + threadIdx.x / row_threads;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
+  const unsigned S_at = static_cast<unsigned>(row) / static_cast<unsigned>(G_times_H_size);
+  const unsigned G_times_H_at = static_cast<unsigned>(row) % static_cast<unsigned>(G_times_H_size);
+  const float* const cos_row = cos_ptr + S_at * cos_stride_S;
+  const float* const sin_row = sin_ptr + S_at * sin_stride_S;
+  const __nv_bfloat16* const q_part_row = q_part_ptr + S_at * q_part_stride_S + G_times_H_at * q_part_stride_G_times_H;
+  const __nv_bfloat16* const q_part_2_row = q_part_2_ptr + S_at * q_part_2_stride_S + G_times_H_at * q_part_2_stride_G_times_H;
+  __nv_bfloat16* const turned_2_row = turned_2_ptr + unknown(S_at * turned_2_stride_S + G_times_H_at * turned_2_stride_G_times_H);
+  __nv_bfloat16* const turned_3_row = turned_3_ptr + unknown(S_at * turned_3_stride_S + G_times_H_at * turned_3_stride_G_times_H);
+  const int col = lane * 8;
+
+  // pass 1 of 1: read q_part, cos, q_part_2, sin; write turned_2, turned_3
+  {
+    const Vec<__nv_bfloat16, 8> q_part_vec = load<8>(q_part_row + col);
+    const Vec<float, 8> cos_vec = load<8>(cos_row + col);
+    const Vec<__nv_bfloat16, 8> q_part_2_vec = load<8>(q_part_2_row + col);
+    const Vec<float, 8> sin_vec = load<8>(sin_row + col);
+    Vec<__nv_bfloat16, 8> turned_2_vec;
+    Vec<__nv_bfloat16, 8> turned_3_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float q_part = __bfloat162float(q_part_vec.at[j]);
+      const float cos = cos_vec.at[j];
+      const float q_part_2 = __bfloat162float(q_part_2_vec.at[j]);
+      const float sin = sin_vec.at[j];
+      const float q_part_times_cos = q_part * cos;
+      const float q_part_2_times_sin = q_part_2 * sin;
+      const float sub = q_part_times_cos - q_part_2_times_sin;
+      const float q_part_2_times_cos = q_part_2 * cos;
+      const float q_part_times_sin = q_part * sin;
+      const float add = q_part_2_times_cos + q_part_times_sin;
+      turned_2_vec.at[j] = __float2bfloat16_rn(sub);
+      turned_3_vec.at[j] = __float2bfloat16_rn(add);
+    }
+    if (live) store<8>(turned_2_row + col, turned_2_vec);
+    if (live) store<8>(turned_3_row + col, turned_3_vec);
+  }
+}
+
+// keys: what the step's block of that number does
+__device__ __forceinline__ void part_b(
+    unsigned block,
+    const float* __restrict__ cos_ptr,
+    const float* __restrict__ sin_ptr,
+    const int* __restrict__ slots_ptr,
+    const __nv_bfloat16* __restrict__ k__part_ptr,
+    const __nv_bfloat16* __restrict__ k__part_2_ptr,
+    const __nv_bfloat16* __restrict__ v__part_ptr,
+    const __nv_bfloat16* __restrict__ v__part_2_ptr,
+    __nv_bfloat16* __restrict__ keys_2_ptr,
+    __nv_bfloat16* __restrict__ keys_3_ptr,
+    __nv_bfloat16* __restrict__ keys_4_ptr,
+    __nv_bfloat16* __restrict__ keys_5_ptr,
+    __nv_bfloat16* __restrict__ values_ptr,
+    __nv_bfloat16* __restrict__ values_2_ptr,
+    long long S_size,
+    long long H_size,
+    long long cos_stride_S,
+    long long sin_stride_S,
+    long long slots_stride_S,
+    long long k__part_stride_S,
+    long long k__part_stride_H,
+    long long k__part_2_stride_S,
+    long long k__part_2_stride_H,
+    long long v__part_stride_S,
+    long long v__part_stride_H,
+    long long v__part_2_stride_S,
+    long long v__part_2_stride_H,
+    long long keys_2_stride_S,
+    long long keys_2_stride_H,
+    long long keys_3_stride_S,
+    long long keys_3_stride_H,
+    long long keys_4_count,
+    long long keys_4_stride,
+    long long keys_4_stride_H,
+    long long keys_5_count,
+    long long keys_5_stride,
+    long long keys_5_stride_H,
+    long long values_count,
+    long long values_stride,
+    long long values_stride_H,
+    long long values_2_count,
+    long long values_2_stride,
+    long long values_2_stride_H)
+{
+  constexpr int block_rows = 16;  // that a block takes
+  constexpr int row_threads = 8;
+  const int lane = threadIdx.x % row_threads;  // of the 8 threads that share a row
+  const long long rows = S_size * H_size;
+  const long long own_row = static_cast<long long>(block) * block_rows + threadIdx.x / row_threads;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
+  const unsigned S_at = static_cast<unsigned>(row) / static_cast<unsigned>(H_size);
+  const unsigned H_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_size);
+  const float* const cos_row = cos_ptr + S_at * cos_stride_S;
+  const float* const sin_row = sin_ptr + S_at * sin_stride_S;
+  const int* const slots_row = slots_ptr + S_at * slots_stride_S;
+  const __nv_bfloat16* const k__part_row = k__part_ptr + S_at * k__part_stride_S + H_at * k__part_stride_H;
+  const __nv_bfloat16* const k__part_2_row = k__part_2_ptr + S_at * k__part_2_stride_S + H_at * k__part_2_stride_H;
+  const __nv_bfloat16* const v__part_row = v__part_ptr + S_at * v__part_stride_S + H_at * v__part_stride_H;
+  const __nv_bfloat16* const v__part_2_row = v__part_2_ptr + S_at * v__part_2_stride_S + H_at * v__part_2_stride_H;
+  __nv_bfloat16* const keys_2_row = keys_2_ptr + unknown(S_at * keys_2_stride_S + H_at * keys_2_stride_H);
+  __nv_bfloat16* const keys_3_row = keys_3_ptr + unknown(S_at * keys_3_stride_S + H_at * keys_3_stride_H);
+  const int slots = *slots_row;
+  const bool keys_4_found = slots >= 0 && slots < keys_4_count;  // else nothing of it is written
+  __nv_bfloat16* const keys_4_row = keys_4_ptr + (keys_4_found ? slots : 0) * keys_4_stride + H_at * keys_4_stride_H;
+  const bool keys_5_found = slots >= 0 && slots < keys_5_count;  // else nothing of it is written
+  __nv_bfloat16* const keys_5_row = keys_5_ptr + (keys_5_found ? slots : 0) * keys_5_stride + H_at * keys_5_stride_H;
+  const bool values_found = slots >= 0 && slots < values_count;  // else nothing of it is written
+  __nv_bfloat16* const values_row = values_ptr + (values_found ? slots : 0) * values_stride + H_at * values_stride_H;
+  const bool values_2_found = slots >= 0 && slots < values_2_count;  // else nothing of it is written
+  __nv_bfloat16* const values_2_row = values_2_ptr + (values_2_found ? slots : 0) * values_2_stride + H_at * values_2_stride_H;
+  const int col = lane * 8;
+
+  // pass 1 of 1: read k__part, cos, k__part_2, sin, v__part, v__part_2; write keys_2, keys_3, keys_4, keys_5,
+  //   values, values_2
+  {
+    const Vec<__nv_bfloat16, 8> k__part_vec = load<8>(k__part_row + col);
+    const Vec<float, 8> cos_vec = load<8>(cos_row + col);
+    const Vec<__nv_bfloat16, 8> k__part_2_vec = load<8>(k__part_2_row + col);
+    const Vec<float, 8> sin_vec = load<8>(sin_row + col);
+    const Vec<__nv_bfloat16, 8> v__part_vec = load<8>(v__part_row + col);
+    const Vec<__nv_bfloat16, 8> v__part_2_vec = load<8>(v__part_2_row + col);
+    Vec<__nv_bfloat16, 8> keys_2_vec;
+    Vec<__nv_bfloat16, 8> keys_3_vec;
+    Vec<__nv_bfloat16, 8> keys_4_vec;
+    Vec<__nv_bfloat16, 8> keys_5_vec;
+    Vec<__nv_bfloat16, 8> values_vec;
+    Vec<__nv_bfloat16, 8> values_2_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float k__part = __bfloat162float(k__part_vec.at[j]);
+      const float cos = cos_vec.at[j];
+      const float k__part_2 = __bfloat162float(k__part_2_vec.at[j]);
+      const float sin = sin_vec.at[j];
+      const float v__part = __bfloat162float(v__part_vec.at[j]);
+      const float v__part_2 = __bfloat162float(v__part_2_vec.at[j]);
+      const float k__part_times_cos = k__part * cos;
+      const float k__part_2_times_sin = k__part_2 * sin;
+      const float sub = k__part_times_cos - k__part_2_times_sin;
+      const float k__part_2_times_cos = k__part_2 * cos;
+      const float k__part_times_sin = k__part * sin;
+      const float add = k__part_2_times_cos + k__part_times_sin;
+      keys_2_vec.at[j] = __float2bfloat16_rn(sub);
+      keys_3_vec.at[j] = __float2bfloat16_rn(add);
+      keys_4_vec.at[j] = __float2bfloat16_rn(sub);
+      keys_5_vec.at[j] = __float2bfloat16_rn(add);
+      values_vec.at[j] = __float2bfloat16_rn(v__part);
+      values_2_vec.at[j] = __float2bfloat16_rn(v__part_2);
+    }
+    if (live) store<8>(keys_2_row + col, keys_2_vec);
+    if (live) store<8>(keys_3_row + col, keys_3_vec);
+    if (live && keys_4_found) store<8>(keys_4_row + col, keys_4_vec);
+    if (live && keys_5_found) store<8>(keys_5_row + col, keys_5_vec);
+    if (live && values_found) store<8>(values_row + col, values_vec);
+    if (live && values_2_found) store<8>(values_2_row + col, values_2_vec);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+decoder_layer_prefill_turned_keys(
+    const float* __restrict__ a_cos_ptr,
+    const float* __restrict__ a_sin_ptr,
+    const __nv_bfloat16* __restrict__ a_q_part_ptr,
+    const __nv_bfloat16* __restrict__ a_q_part_2_ptr,
+    __nv_bfloat16* __restrict__ a_turned_2_ptr,
+    __nv_bfloat16* __restrict__ a_turned_3_ptr,
+    const float* __restrict__ b_cos_ptr,
+    const float* __restrict__ b_sin_ptr,
+    const int* __restrict__ b_slots_ptr,
+    const __nv_bfloat16* __restrict__ b_k__part_ptr,
+    const __nv_bfloat16* __restrict__ b_k__part_2_ptr,
+    const __nv_bfloat16* __restrict__ b_v__part_ptr,
+    const __nv_bfloat16* __restrict__ b_v__part_2_ptr,
+    __nv_bfloat16* __restrict__ b_keys_2_ptr,
+    __nv_bfloat16* __restrict__ b_keys_3_ptr,
+    __nv_bfloat16* __restrict__ b_keys_4_ptr,
+    __nv_bfloat16* __restrict__ b_keys_5_ptr,
+    __nv_bfloat16* __restrict__ b_values_ptr,
+    __nv_bfloat16* __restrict__ b_values_2_ptr,
+    long long blocks_a,
+    long long a_S_size,
+    long long a_G_times_H_size,
+    long long a_cos_stride_S,
+    long long a_sin_stride_S,
+    long long a_q_part_stride_S,
+    long long a_q_part_stride_G_times_H,
+    long long a_q_part_2_stride_S,
+    long long a_q_part_2_stride_G_times_H,
+    long long a_turned_2_stride_S,
+    long long a_turned_2_stride_G_times_H,
+    long long a_turned_3_stride_S,
+    long long a_turned_3_stride_G_times_H,
+    long long b_S_size,
+    long long b_H_size,
+    long long b_cos_stride_S,
+    long long b_sin_stride_S,
+    long long b_slots_stride_S,
+    long long b_k__part_stride_S,
+    long long b_k__part_stride_H,
+    long long b_k__part_2_stride_S,
+    long long b_k__part_2_stride_H,
+    long long b_v__part_stride_S,
+    long long b_v__part_stride_H,
+    long long b_v__part_2_stride_S,
+    long long b_v__part_2_stride_H,
+    long long b_keys_2_stride_S,
+    long long b_keys_2_stride_H,
+    long long b_keys_3_stride_S,
+    long long b_keys_3_stride_H,
+    long long b_keys_4_count,
+    long long b_keys_4_stride,
+    long long b_keys_4_stride_H,
+    long long b_keys_5_count,
+    long long b_keys_5_stride,
+    long long b_keys_5_stride_H,
+    long long b_values_count,
+    long long b_values_stride,
+    long long b_values_stride_H,
+    long long b_values_2_count,
+    long long b_values_2_stride,
+    long long b_values_2_stride_H)
+{
+  unsigned block = blockIdx.x;  // the first blocks do the first step
+  if (block < blocks_a) {
+    part_a(block, a_cos_ptr, a_sin_ptr, a_q_part_ptr, a_q_part_2_ptr, a_turned_2_ptr, a_turned_3_ptr, a_S_size,
+        a_G_times_H_size, a_cos_stride_S, a_sin_stride_S, a_q_part_stride_S, a_q_part_stride_G_times_H, a_q_part_2_stride_S,
+        a_q_part_2_stride_G_times_H, a_turned_2_stride_S, a_turned_2_stride_G_times_H, a_turned_3_stride_S,
+        a_turned_3_stride_G_times_H);
+    return;
+  }
+  block -= static_cast<unsigned>(blocks_a);
+  part_b(block, b_cos_ptr, b_sin_ptr, b_slots_ptr, b_k__part_ptr, b_k__part_2_ptr, b_v__part_ptr, b_v__part_2_ptr,
+      b_keys_2_ptr, b_keys_3_ptr, b_keys_4_ptr, b_keys_5_ptr, b_values_ptr, b_values_2_ptr, b_S_size, b_H_size,
+      b_cos_stride_S, b_sin_stride_S, b_slots_stride_S, b_k__part_stride_S, b_k__part_stride_H, b_k__part_2_stride_S,
+      b_k__part_2_stride_H, b_v__part_stride_S, b_v__part_stride_H, b_v__part_2_stride_S, b_v__part_2_stride_H,
+      b_keys_2_stride_S, b_keys_2_stride_H, b_keys_3_stride_S, b_keys_3_stride_H, b_keys_4_count, b_keys_4_stride,
+      b_keys_4_stride_H, b_keys_5_count, b_keys_5_stride, b_keys_5_stride_H, b_values_count, b_values_stride,
+      b_values_stride_H, b_values_2_count, b_values_2_stride, b_values_2_stride_H);
+}

@@ -1,0 +1,122 @@
+// decoder_layer_prefill_normed_2  bf16[D], bf16[S, D] -> bf16[S, D]  at S=4096 D=4096
+// normed_2 of decoder_layer_prefill.
+//
+// target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
+// tile     a block of 64 threads a row, 8 x 8 elements a thread; h in registers, as read
+// traffic  67.1 MB moved, 67.1 MB ideal, 100.7 MB unfused in 1 launch
+// floor    14.0 us at 4.8 TB/s; memory-bound at 1.00 flop/B
+// rounding normed_2 to bf16 when stored; f32 between
+// needs    rows of 4096 elements, next to each other; norm_2, h, normed_2: address and strides in
+//          multiples of 16 B; norm_2 [D] shared by every row
+// launch   begins while the kernels before it run, and waits for them before all else; lets the next
+//          one begin once all its blocks run
+
+#include <cuda_bf16.h>
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// The vector stays as it was read: what the compiler has made of it would take more registers, and is made again.
+template <typename T, int N>
+__device__ __forceinline__ void leave_packed(Vec<T, N>& v) {
+  unsigned words[sizeof(v) / 4];
+  memcpy(words, &v, sizeof(v));
+  #pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(v) / 4); ++i) asm volatile("" : "+r"(words[i]));
+  memcpy(&v, words, sizeof(v));
+}
+
+// v of the thread whose lane differs in the bits of step
+__device__ __forceinline__ float partner(float v, int step) {
+  return __shfl_xor_sync(0xffffffffu, v, step);
+}
+
+// the sum over the 64 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v, float* part) {
+  #pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    v += partner(v, step);
+  }
+  if (threadIdx.x % 32 == 0) {
+    part[threadIdx.x / 32] = v;
+  }
+  __syncthreads();
+  v = part[threadIdx.x % 2];
+  v += partner(v, 1);
+  return v;
+}
+
+extern "C" __global__ void __launch_bounds__(64)
+decoder_layer_prefill_normed_2(
+    const __nv_bfloat16* __restrict__ norm_2_ptr,
+    const __nv_bfloat16* h_ptr,
+    __nv_bfloat16* __restrict__ normed_2_ptr,
+    long long rows,
+    long long h_stride,
+    long long normed_2_stride)
+{
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
+  constexpr int row_threads = 64;
+  const int lane = threadIdx.x;  // of the 64 threads that share a row
+  __shared__ float part[1][2];
+  const long long row = blockIdx.x;
+  const __nv_bfloat16* const h_row = h_ptr + row * h_stride;
+  __nv_bfloat16* const normed_2_row = normed_2_ptr + row * normed_2_stride;
+  Vec<__nv_bfloat16, 8> h_vec[8];
+
+  // pass 1 of 2: read h; keep h; sum_of_squares = sum(square)
+  float sum_of_squares_part = 0.0f;
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * row_threads + lane) * 8;
+    h_vec[v] = load<8>(h_row + col);
+  }
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float h = __bfloat162float(h_vec[v].at[j]);
+      const float square = h * h;
+      sum_of_squares_part += square;
+    }
+  }
+  const float sum_of_squares = row_sum(sum_of_squares_part, part[0]);
+  const float mean = sum_of_squares / 4096.0f;
+  const float mean_plus_eps = mean + 1e-06f;
+  const float rrms = rsqrtf(mean_plus_eps);
+
+  // pass 2 of 2: read norm_2; write normed_2
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) leave_packed(h_vec[v]);
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * row_threads + lane) * 8;
+    const Vec<__nv_bfloat16, 8> norm_2_vec = load<8>(norm_2_ptr + col);
+    Vec<__nv_bfloat16, 8> normed_2_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float h = __bfloat162float(h_vec[v].at[j]);
+      const float norm_2 = __bfloat162float(norm_2_vec.at[j]);
+      const float normalized = h * rrms;
+      const float normed_2 = normalized * norm_2;
+      normed_2_vec.at[j] = __float2bfloat16_rn(normed_2);
+    }
+    store<8>(normed_2_row + col, normed_2_vec);
+  }
+}

@@ -1,0 +1,515 @@
+// decoder_layer_prefill_q  bf16[S, D], bf16[D], bf16[E_times_G_times_H, D], bf16[E_times_H, D], bf16[E_times_H, D] -> bf16[S,
+//   E_times_G_times_H], bf16[S, E_times_H], bf16[S, E_times_H]  at S=4096 D=4096 E_times_G_times_H=4096 E_times_H=1024
+// q, k_, v_ of decoder_layer_prefill.
+//
+// target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
+// tile     cooperative: two consumer warpgroups share tiles of 128x256, a producer 4 slices of 64
+//          ahead; persistent blocks, 16 rows of tiles at a time
+// traffic  184.6 MB moved, 134.2 MB ideal, 268.4 MB with products apart, 402.7 MB unfused in 7 launches
+// floor    208.4 us at 989 TFLOP/s for products; compute-bound at 1117.04 flop/B
+// rounding x * norm to bf16 before it is multiplied, and only then scaled by rrms; q to bf16 when
+//          stored; k_ to bf16 when stored; v_ to bf16 when stored; f32 between
+// needs    D=4096, E_times_G_times_H=4096, E_times_H=1024; rows of all operands next to each other; x,
+//          wq, wk, wv, q, k_, v_: address and strides in multiples of 16 B; norm: address and strides
+//          in multiples of 4 B; norm [D] shared by every row
+// launch   lets the next one begin once all its blocks run
+
+#include <cuda_bf16.h>
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// a tile, the slices of the depth that are summed one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 256, tile_k = 64, stages = 4;
+constexpr int steps = 64;
+constexpr int tiles_across = 24;
+constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
+constexpr int warpgroup = 128;  // threads
+// bytes of a line of shared memory, and of slices
+constexpr int line_bytes = 128;
+constexpr int segment_bytes = 64 * line_bytes;
+constexpr int left_bytes = tile_rows * line_bytes, right_bytes = tile_cols * line_bytes;
+constexpr int slice_bytes = left_bytes + right_bytes;
+constexpr int box_bytes = 16 * line_bytes;  // that a warp stores at once
+// bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
+constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
+constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
+constexpr int norm_slices_at = barriers_at + 10 * 8;
+
+// how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
+struct alignas(64) CUtensorMap {
+  unsigned long long opaque[16];
+};
+
+// where a tile lies: its first row and column, and of which output_group of products
+struct Place {
+  int row0, col0, group;
+};
+
+// 16 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+__device__ __forceinline__ Place place_of(int tile, int tiles_down) {
+  Place at;
+  const int first = tile / group_tiles * group;
+  const int height = tiles_down - first < group ? tiles_down - first : group;
+  at.row0 = (first + tile % group_tiles % height) * tile_rows;
+  const int across = tile % group_tiles / height;
+  at.group = across < 16 ? 0 : across < 20 ? 1 : 2;
+  at.col0 = (across - (at.group == 0 ? 0 : at.group == 1 ? 16 : 20)) * tile_cols;
+  return at;
+}
+
+__device__ __forceinline__ void start_barrier(unsigned barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+}
+
+// waits for the end of the phase with that parity
+__device__ __forceinline__ void wait_at(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}\n"
+      :: "r"(barrier), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ void arrive_at(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+// arrives, and lets the phase end when so many bytes are there as well
+__device__ __forceinline__ void expect_bytes(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+// the box of a tensor at x, y on its way to shared memory; beyond the tensor it is zeros
+__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
+}
+
+// a box in shared memory on its way to the tensor's memory; what lies beyond the tensor is left out
+__device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned from, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+      :: "l"(&map), "r"(from), "r"(x), "r"(y) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// waits until all but the last Pending boxes of this thread have been read
+template <int Pending>
+__device__ __forceinline__ void wait_stores() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(Pending) : "memory");
+}
+
+// four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
+__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// 16 x 16 elements as wgmma takes them from registers, from the rows whose places the lanes give
+__device__ __forceinline__ void load_fragment(unsigned (&to)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
+
+// what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
+__device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
+  constexpr unsigned address_bits = 0x3ffff;
+  return layout | (address & address_bits) >> 4;
+}
+
+// sums of 64 x 256 elements: the product of two matrices, 16 along K, added to what they were or put in its place
+__device__ __forceinline__ void multiply_add(
+    float (&sums)[128], const unsigned (&left)[4], unsigned long long right, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %133, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, {%128, %129, %130, %131}, %132, add, 1, 1, 0;\n"
+      "}\n"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+        "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+        "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
+        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
+        "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
+        "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
+        "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
+        "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
+        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
+        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63]),
+        "+f"(sums[64]), "+f"(sums[65]), "+f"(sums[66]), "+f"(sums[67]),
+        "+f"(sums[68]), "+f"(sums[69]), "+f"(sums[70]), "+f"(sums[71]),
+        "+f"(sums[72]), "+f"(sums[73]), "+f"(sums[74]), "+f"(sums[75]),
+        "+f"(sums[76]), "+f"(sums[77]), "+f"(sums[78]), "+f"(sums[79]),
+        "+f"(sums[80]), "+f"(sums[81]), "+f"(sums[82]), "+f"(sums[83]),
+        "+f"(sums[84]), "+f"(sums[85]), "+f"(sums[86]), "+f"(sums[87]),
+        "+f"(sums[88]), "+f"(sums[89]), "+f"(sums[90]), "+f"(sums[91]),
+        "+f"(sums[92]), "+f"(sums[93]), "+f"(sums[94]), "+f"(sums[95]),
+        "+f"(sums[96]), "+f"(sums[97]), "+f"(sums[98]), "+f"(sums[99]),
+        "+f"(sums[100]), "+f"(sums[101]), "+f"(sums[102]), "+f"(sums[103]),
+        "+f"(sums[104]), "+f"(sums[105]), "+f"(sums[106]), "+f"(sums[107]),
+        "+f"(sums[108]), "+f"(sums[109]), "+f"(sums[110]), "+f"(sums[111]),
+        "+f"(sums[112]), "+f"(sums[113]), "+f"(sums[114]), "+f"(sums[115]),
+        "+f"(sums[116]), "+f"(sums[117]), "+f"(sums[118]), "+f"(sums[119]),
+        "+f"(sums[120]), "+f"(sums[121]), "+f"(sums[122]), "+f"(sums[123]),
+        "+f"(sums[124]), "+f"(sums[125]), "+f"(sums[126]), "+f"(sums[127])
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(static_cast<int>(add)));
+}
+
+// no instruction, but what uses the sums stays behind it: the compiler doesn't know that wgmma writes them until then
+__device__ __forceinline__ void fence_sums(float (&sums)[128]) {
+  #pragma unroll
+  for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(sums[i]));
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+decoder_layer_prefill_q(
+    const __grid_constant__ CUtensorMap x_map,
+    const __nv_bfloat16* __restrict__ norm_ptr,
+    const __grid_constant__ CUtensorMap wq_map,
+    const __grid_constant__ CUtensorMap wk_map,
+    const __grid_constant__ CUtensorMap wv_map,
+    const __grid_constant__ CUtensorMap q_map,
+    const __grid_constant__ CUtensorMap k__map,
+    const __grid_constant__ CUtensorMap v__map,
+    long long rows)
+{
+  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
+  // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const unsigned right = left + right_at;
+  const unsigned full = left + barriers_at;
+  const unsigned empty = full + 8 * stages;
+  const unsigned pingpong = empty + 8 * stages;  // a barrier for each of the two consumer warpgroups
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < stages; ++stage) {
+      start_barrier(full + 8 * stage, 2);
+      start_barrier(empty + 8 * stage, 8);  // warps that read the slice
+    }
+    start_barrier(pingpong, 4);
+    start_barrier(pingpong + 8, 4);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  const int tiles_down = static_cast<int>((rows + tile_rows - 1) / tile_rows);
+  const int tiles = tiles_down * tiles_across;
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; 1 and 2: consumers
+
+  if (role == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      int stage = 0;
+      unsigned parity = 1;  // of an empty ring
+      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const Place at = place_of(tile, tiles_down);
+        for (int step = 0; step < steps; ++step) {
+          const unsigned arrived = full + 8 * stage;
+          wait_at(empty + 8 * stage, parity);
+          expect_bytes(arrived, slice_bytes);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * tile_k, at.row0);
+          if (at.group == 0) {
+            copy_box(right + stage * right_bytes, wq_map, arrived, step * tile_k, at.col0);
+          }
+          if (at.group == 1) {
+            copy_box(right + stage * right_bytes, wk_map, arrived, step * tile_k, at.col0);
+          }
+          if (at.group == 2) {
+            copy_box(right + stage * right_bytes, wv_map, arrived, step * tile_k, at.col0);
+          }
+          if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+          }
+        }
+      }
+    }
+    if (threadIdx.x / 32 == 1) {  // a warp copies slices of the vectors along K, a pair a lane
+      const int lane = threadIdx.x % 32;
+      auto* const norm_slices = reinterpret_cast<Vec<__nv_bfloat16, 2>*>(shared + norm_slices_at);
+      int stage = 0;
+      unsigned parity = 1;
+      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        for (int step = 0; step < steps; ++step) {
+          const int k_at = step * 64 + lane * 2;
+          const Vec<__nv_bfloat16, 2> norm_pair = load<2>(norm_ptr + k_at);
+          wait_at(empty + 8 * stage, parity);
+          norm_slices[stage * 32 + lane % 4 * 8 + lane / 4] = norm_pair;
+          __syncwarp();  // all pairs are there
+          if (lane == 0) arrive_at(full + 8 * stage);
+          if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+          }
+        }
+      }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int own = role - 1;  // which of the two consumers this is
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
+    // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
+    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
+    constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
+    const unsigned fragments = left + own * segment_bytes + (warp * 16 + lane % 16) * line_bytes;  // the row whose place this lane gives
+    const auto* const norm_slices = reinterpret_cast<const Vec<__nv_bfloat16, 16>*>(shared + norm_slices_at) + lane % 4;
+    const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
+    float sums[1][128];
+    int stage = 0;
+    unsigned parity = 0;
+    unsigned pingpong_parity = own ^ 1;  // the first group's first turn is there from the start
+    unsigned prepared[2][4][4];  // of two slices: what is being multiplied must stay
+    int before = 0;
+    float sum_of_squares_part[2] = {}, sum_of_squares_all[2];  // of the slices prepared so far, and of a row
+    // prepares the slice that comes next
+    const auto prepare = [&](unsigned (&to)[4][4]) {
+      wait_at(full + 8 * stage, parity);
+      const Vec<__nv_bfloat16, 16> norm_slice = norm_slices[stage * 4];
+      #pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        load_fragment(to[k], fragments + stage * left_bytes + ((k * 2 + lane / 16) ^ lane % 8) * 16);
+        #pragma unroll
+        for (int quarter = 0; quarter < 4; ++quarter) {  // rows lane / 4 and 8 more, then 8 columns on
+          unsigned& word = to[k][quarter];
+          #pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const float x = __uint_as_float(j == 0 ? word << 16 : word & 0xffff0000u);
+            const float square = x * x;
+            sum_of_squares_part[quarter % 2] += square;
+          }
+          const auto& norm_pair = reinterpret_cast<const __nv_bfloat162&>(norm_slice.at[k * 4 + quarter / 2 * 2]);
+          const __nv_bfloat162 both = __hmul2(reinterpret_cast<const __nv_bfloat162&>(word), norm_pair);
+          word = reinterpret_cast<const unsigned&>(both);
+        }
+      }
+      __syncwarp();  // all lanes have read the slice before one gives its place back
+    };
+    // multiplies it, by turns with the other group
+    const auto multiply = [&](int step, const unsigned (&slice)[4][4]) {
+      wait_at(pingpong + 8 * own, pingpong_parity);  // the other group's products are under way
+      pingpong_parity ^= 1;
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      #pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        multiply_add(sums[0], slice[k], right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
+      }
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      if (lane == 0) arrive_at(pingpong + 8 * (own ^ 1));
+      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been multiplied
+      if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
+      before = stage;
+      if (++stage == stages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    };
+    prepare(prepared[0]);
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const Place at = place_of(tile, tiles_down);
+      const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
+      // prepares the slice behind `step`: behind the last one comes the next tile's first
+      const auto prepare_next = [&](int step, unsigned (&to)[4][4]) {
+        if (step == steps - 1) {
+          #pragma unroll
+          for (int r8 = 0; r8 < 2; ++r8) {
+            sum_of_squares_all[r8] = sum_of_squares_part[r8];
+            sum_of_squares_part[r8] = 0.0f;
+          }
+          if (tile + gridDim.x >= tiles) return;
+        }
+        prepare(to);
+      };
+      multiply(0, prepared[0]);
+      prepare_next(0, prepared[1]);
+      multiply(1, prepared[1]);
+      prepare_next(1, prepared[0]);
+      for (int step = 2; step < 64; step += 2) {
+        multiply(step, prepared[0]);
+        prepare_next(step, prepared[1]);
+        multiply(step + 1, prepared[1]);
+        prepare_next(step + 1, prepared[0]);
+      }
+      #pragma unroll
+      for (int r8 = 0; r8 < 2; ++r8) {
+        sum_of_squares_all[r8] += __shfl_xor_sync(0xffffffffu, sum_of_squares_all[r8], 1);  // 4 lanes share a row
+        sum_of_squares_all[r8] += __shfl_xor_sync(0xffffffffu, sum_of_squares_all[r8], 2);
+      }
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      fence_sums(sums[0]);
+      if (lane == 0) arrive_at(empty + 8 * before);
+
+      if (at.group == 0) {
+        float rrms_of[2];
+        #pragma unroll
+        for (int r8 = 0; r8 < 2; ++r8) {
+          const float sum_of_squares = sum_of_squares_all[r8];
+          const float mean = sum_of_squares / 4096.0f;
+          const float mean_plus_eps = mean + 1e-06f;
+          const float rrms = rsqrtf(mean_plus_eps);
+          rrms_of[r8] = rrms;
+        }
+        #pragma unroll
+        for (int chunk = 0; chunk < 4; ++chunk) {
+          unsigned q_words[8][2];
+          #pragma unroll
+          for (int n8 = 0; n8 < 8; ++n8) {
+            #pragma unroll
+            for (int r8 = 0; r8 < 2; ++r8) {
+              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+              const float rrms = rrms_of[r8];
+              float q_pair[2];
+              #pragma unroll
+              for (int j = 0; j < 2; ++j) {
+                const float matmul_wq = sums[0][sum_at + j];
+                const float matmul_wq_times_rrms = matmul_wq * rrms;
+                q_pair[j] = matmul_wq_times_rrms;
+              }
+              const __nv_bfloat162 q_both = __floats2bfloat162_rn(q_pair[0], q_pair[1]);
+              q_words[n8][r8] = *reinterpret_cast<const unsigned*>(&q_both);
+            }
+          }
+          {
+            const unsigned buffer = staging + chunk % 2 * box_bytes;
+            if (lane == 0) wait_stores<1>();  // its last box has been read
+            __syncwarp();
+            #pragma unroll
+            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
+              store_matrices(
+                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), q_words[n8][0], q_words[n8][1],
+                  q_words[n8 + 1][0], q_words[n8 + 1][1]);
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+            __syncwarp();
+            if (lane == 0) store_box(q_map, buffer, at.col0 + chunk * 64, row0);
+          }
+        }
+      }
+      if (at.group == 1) {
+        float rrms_of[2];
+        #pragma unroll
+        for (int r8 = 0; r8 < 2; ++r8) {
+          const float sum_of_squares = sum_of_squares_all[r8];
+          const float mean = sum_of_squares / 4096.0f;
+          const float mean_plus_eps = mean + 1e-06f;
+          const float rrms = rsqrtf(mean_plus_eps);
+          rrms_of[r8] = rrms;
+        }
+        #pragma unroll
+        for (int chunk = 0; chunk < 4; ++chunk) {
+          unsigned k__words[8][2];
+          #pragma unroll
+          for (int n8 = 0; n8 < 8; ++n8) {
+            #pragma unroll
+            for (int r8 = 0; r8 < 2; ++r8) {
+              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+              const float rrms = rrms_of[r8];
+              float k__pair[2];
+              #pragma unroll
+              for (int j = 0; j < 2; ++j) {
+                const float matmul_wk = sums[0][sum_at + j];
+                const float matmul_wk_times_rrms = matmul_wk * rrms;
+                k__pair[j] = matmul_wk_times_rrms;
+              }
+              const __nv_bfloat162 k__both = __floats2bfloat162_rn(k__pair[0], k__pair[1]);
+              k__words[n8][r8] = *reinterpret_cast<const unsigned*>(&k__both);
+            }
+          }
+          {
+            const unsigned buffer = staging + chunk % 2 * box_bytes;
+            if (lane == 0) wait_stores<1>();  // its last box has been read
+            __syncwarp();
+            #pragma unroll
+            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
+              store_matrices(
+                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), k__words[n8][0], k__words[n8][1],
+                  k__words[n8 + 1][0], k__words[n8 + 1][1]);
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+            __syncwarp();
+            if (lane == 0) store_box(k__map, buffer, at.col0 + chunk * 64, row0);
+          }
+        }
+      }
+      if (at.group == 2) {
+        float rrms_of[2];
+        #pragma unroll
+        for (int r8 = 0; r8 < 2; ++r8) {
+          const float sum_of_squares = sum_of_squares_all[r8];
+          const float mean = sum_of_squares / 4096.0f;
+          const float mean_plus_eps = mean + 1e-06f;
+          const float rrms = rsqrtf(mean_plus_eps);
+          rrms_of[r8] = rrms;
+        }
+        #pragma unroll
+        for (int chunk = 0; chunk < 4; ++chunk) {
+          unsigned v__words[8][2];
+          #pragma unroll
+          for (int n8 = 0; n8 < 8; ++n8) {
+            #pragma unroll
+            for (int r8 = 0; r8 < 2; ++r8) {
+              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+              const float rrms = rrms_of[r8];
+              float v__pair[2];
+              #pragma unroll
+              for (int j = 0; j < 2; ++j) {
+                const float matmul_wv = sums[0][sum_at + j];
+                const float matmul_wv_times_rrms = matmul_wv * rrms;
+                v__pair[j] = matmul_wv_times_rrms;
+              }
+              const __nv_bfloat162 v__both = __floats2bfloat162_rn(v__pair[0], v__pair[1]);
+              v__words[n8][r8] = *reinterpret_cast<const unsigned*>(&v__both);
+            }
+          }
+          {
+            const unsigned buffer = staging + chunk % 2 * box_bytes;
+            if (lane == 0) wait_stores<1>();  // its last box has been read
+            __syncwarp();
+            #pragma unroll
+            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
+              store_matrices(
+                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), v__words[n8][0], v__words[n8][1],
+                  v__words[n8 + 1][0], v__words[n8 + 1][1]);
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+            __syncwarp();
+            if (lane == 0) store_box(v__map, buffer, at.col0 + chunk * 64, row0);
+          }
+        }
+      }
+    }
+    if (lane == 0) wait_stores<0>();
+  }
+}
