@@ -137,6 +137,9 @@ def draft(graph: Graph, target: Target, layout: Layout) -> MmaDraft:
         need_plain_rights(
             parts, blocks=target.atoms_of("warp", parts.lefts[0].dtype, first.right.dtype)[0].kind == "mma"
         )
+    elif computed := next((p for p in parts.products if p.right.operand is None), None):
+        where = computed.node.where
+        raise NoMatch(f"the right factor of the product at {where} is computed element by element, beside one of codes")
     for group in (found := groups(hoisted, parts)):
         need_countable(size_of(group.width, graph.sizes))
     need_countable(size_of(parts.products[0].contracted, graph.sizes))
