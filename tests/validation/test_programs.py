@@ -177,5 +177,32 @@ def test_large_products_are_validated_at_a_smaller_width_and_k() -> None:
     assert small.steps[0].plan.configuration == program.plan.steps[0].plan.configuration
 
 
+def test_a_choice_among_many_logits_is_validated_among_few() -> None:
+    """By the rule that the wide rows have, though the cheapest for short ones is another. It takes the seconds that a
+    first compile does; at full size these were minutes."""
+    found: Any = fusegen.plan(PROGRAMS["logits_argmax"], "cuda:h200", tuned=False)
+    small = smaller(found)
+    assert small is not None
+    assert small.graph.sizes == {"M": 32, "V": 512, "K": 512}
+    assert [step.plan.rule for step in small.steps] == [step.plan.rule for step in found.steps]
+    assert small.steps[0].plan.configuration == found.steps[0].plan.configuration
+    assert [step.plan.waits for step in small.steps] == [False, True]
+    program: Any = fusegen.compile(PROGRAMS["logits_argmax"], target="cuda:h200", on="emulator", tuned=False)
+    assert program.report.ok
+    assert "x512" in str(program.report)
+
+
+def test_rows_that_are_too_short_for_a_rule_stay_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: Any = fusegen.plan(PROGRAMS["logits_argmax"], "cuda:h200", tuned=False)
+
+    def for_wide_rows(step: Any, large: Any) -> Any:
+        return step if step.plan.cols > 512 or step.graph.products else None
+
+    monkeypatch.setattr("fusegen.planner.programs.smaller.same_way", for_wide_rows)
+    small = smaller(found)
+    assert small is not None
+    assert small.graph.sizes == {"M": 32, "V": 128256, "K": 512}
+
+
 def test_small_products_are_validated_as_they_are() -> None:
     assert smaller(made(mlp).plan) is None

@@ -3,6 +3,7 @@
 A reference in float64 of 128256 logits, each of 4096 products, takes minutes for each of several launches. What a
 kernel's text could have wrong shows at other sizes as well, if it is by the same rule, in the same configuration, and
 what is left of the last tile is as much: sizes shrink to some whole tiles and that rest. The number of rows stays free.
+Where a rule is for wide rows alone, only K shrinks.
 """
 
 from __future__ import annotations
@@ -36,23 +37,38 @@ def smaller(program: ProgramPlan) -> ProgramPlan | None:
     graph = program.graph
     if weights(graph) <= MOST_WEIGHTS:
         return None
-    inner = dims_in(tuple(size for n in graph.products for size in (n.shape[-1], n.inputs[0].shape[-1])))
-    sizes = {d.name: min(graph.sizes[d.name], WHOLE_TILES + graph.sizes[d.name] % TILE) for d in inner}
+    width = set(dims_in(tuple(n.shape[-1] for n in graph.products)))
+    depth = set(dims_in(tuple(n.inputs[0].shape[-1] for n in graph.products)))
+    for shrinking in (width | depth, depth - width):
+        if shrinking and (found := shrunk(program, {dim.name for dim in shrinking})) is not None:
+            return found
+    return None
+
+
+def shrunk(program: ProgramPlan, dims: set[str]) -> ProgramPlan | None:
+    """The program at smaller sizes of these dims; None where it is cut otherwise, or by other rules."""
+    graph = program.graph
+    sizes = {name: min(graph.sizes[name], WHOLE_TILES + graph.sizes[name] % TILE) for name in dims}
     search = import_module("fusegen.planner.programs.search")
     try:
         found: ProgramPlan = search.cheapest(graph.at(**sizes), program.target)
     except (NoPlan, SpecError):
         return None
-    if [step.plan.rule for step in found.steps] != [step.plan.rule for step in program.steps]:
+    if [step.name for step in found.steps] != [step.name for step in program.steps]:
         return None
-    pairs = zip(found.steps, program.steps, strict=True)
-    found = joined(replace(found, steps=tuple(same_way(own, large) for own, large in pairs)))
+    steps = [step for pair in zip(found.steps, program.steps, strict=True) if (step := same_way(*pair)) is not None]
+    if len(steps) < len(found.steps):
+        return None
+    found = joined(replace(found, steps=tuple(steps)))
     how = {step.name: step.plan.dependent for step in program.steps}
     return replace(found, steps=tuple(replace(step, plan=launched(step.plan, how[step.name])) for step in found.steps))
 
 
-def same_way(step: Step, large: Step) -> Step:
-    """The step by the configuration that the large one has, where that is a candidate."""
-    others = candidates(step.graph, step.plan.target, step.plan.layout).plans
-    plan = next((p for p in others if p.configuration == large.plan.configuration), step.plan)
-    return replace(step, plan=plan)
+def same_way(step: Step, large: Step) -> Step | None:
+    """The step by the large one's rule, in its configuration where that is a candidate; None where the rule has none,
+    as of rows that are too short for it."""
+    found = candidates(step.graph, step.plan.target, step.plan.layout).plans
+    alike = [plan for plan in found if plan.rule == large.plan.rule]
+    same = [plan for plan in alike if plan.configuration == large.plan.configuration]
+    own = [step.plan] * (step.plan.rule == large.plan.rule)
+    return next((replace(step, plan=plan) for plan in (*same, *own, *alike)), None)
