@@ -4,7 +4,8 @@
     python examples/llama.py --size 8b --batch 8 --on gpu  # on a GPU, 32 layers, beside torch eager and torch.compile
 
 A step embeds a token of each sequence, goes through the layers of `specs/decoder_layer.py`, and chooses the likeliest
-next token. On a GPU it is captured once as a CUDA graph of torch's and replayed.
+next token. On a GPU it is captured once as a CUDA graph of torch's and replayed. `--prompt 512` reads so many tokens of
+each sequence before the first step, by the layers of `specs/decoder_layer_prefill.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import fusegen
 from fusegen import bf16, chain, dims, f32, i32, load_chains
 from fusegen import ops as F
 
-(decoder_layer,) = load_chains(Path(__file__).parents[1] / "specs" / "decoder_layer.py")
+SPECS = Path(__file__).parents[1] / "specs"
+(decoder_layer,) = load_chains(SPECS / "decoder_layer.py")
+(decoder_layer_prefill,) = load_chains(SPECS / "decoder_layer_prefill.py")
 B, D, V = dims("B D V")
 ROPE_BASE = 500_000.0  # of Llama 3
 
@@ -89,6 +92,9 @@ class OnCpu:
     def rows(self, table: Any, ids: Any) -> Any:
         return table[ids]
 
+    def stack(self, rows: list[Any]) -> Any:
+        return np.stack(rows)
+
 
 class OnGpu:
     """torch's tensors on the current GPU."""
@@ -110,7 +116,10 @@ class OnGpu:
         to.copy_(self.torch.as_tensor(values).to(to.dtype))
 
     def rows(self, table: Any, ids: Any) -> Any:
-        return table[ids.long()]
+        return table[self.torch.as_tensor(ids, device="cuda").long()]
+
+    def stack(self, rows: list[Any]) -> Any:
+        return self.torch.stack(rows)
 
 
 class Model:
@@ -164,9 +173,41 @@ class Model:
         return self.head(x, self.norm, self.out)  # type: ignore[no-any-return]
 
 
-def decode(model: Model, count: int, step: Callable[[], tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    """Logits and tokens of `count` steps, each token the next step's."""
-    for position in range(count):
+class Prompt:
+    """Reads `count` tokens of each sequence, one sequence after the other, into the caches of a model."""
+
+    def __init__(self, model: Model, count: int, on: str, target: str | None = None) -> None:
+        size, self.model, self.count = model.size, model, count
+        slots = model.batch * size.slots
+        dims = {"D": size.width, "H": size.kv_heads, "G": size.group, "E": size.head, "U": size.mlp}
+        made = decoder_layer_prefill.at(S=count, V=slots, **dims)
+        few = size.width <= SIZES["tiny"].width
+        self.layer: Any = fusegen.compile(made, target=target, on=on, validate=few)
+        arrays, half = model.arrays, size.head // 2
+        angles = np.arange(count)[:, None, None] * ROPE_BASE ** (-np.arange(half) / half)
+        self.cos, self.sin = (arrays.zeros((count, 1, half), "f32") for _ in range(2))
+        arrays.put(self.cos, np.cos(angles))
+        arrays.put(self.sin, np.sin(angles))
+        self.slots = arrays.zeros((count,), "i32")
+
+    def read(self, tokens: Any) -> tuple[Any, Any]:
+        """The logits behind the last token of each sequence, and the next tokens; `tokens` are [sequences, count]."""
+        model, last = self.model, []
+        for sequence in range(model.batch):
+            model.arrays.put(self.slots, sequence * model.size.slots + np.arange(self.count))
+            x = model.arrays.rows(model.embedding, tokens[sequence])
+            for w in model.layers:
+                x, *_ = self.layer(
+                    x, w["norm"], w["wq"], w["wk"], w["wv"], self.cos, self.sin, self.slots, w["k_cache"],
+                    w["v_cache"], w["wo"], w["norm_2"], w["gate"], w["up"], w["down"],
+                )  # fmt: skip
+            last.append(x[-1])
+        return model.head(model.arrays.stack(last), model.norm, model.out)  # type: ignore[no-any-return]
+
+
+def decode(model: Model, count: int, step: Callable[[], tuple[Any, Any]], first: int = 0) -> Iterator[tuple[Any, Any]]:
+    """Logits and tokens of `count` steps from a position on, each token the next step's."""
+    for position in range(first, first + count):
         model.at(position)
         logits, tokens = step()
         yield logits, tokens
@@ -246,13 +287,24 @@ def main() -> None:
     asked.add_argument("--size", choices=SIZES, default="tiny")
     asked.add_argument("--batch", type=int, default=2)
     asked.add_argument("--steps", type=int, default=6)
+    asked.add_argument("--prompt", type=int, default=0, help="tokens of each sequence that are read first")
     asked.add_argument("--on", choices=("gpu", "emulator"), default="emulator")
     given = asked.parse_args()
     size = SIZES[given.size]
     start = time.perf_counter()
     model = Model(size, given.batch, given.on)
     print(f"{len(model.layer.kernels)} kernels a layer, ready after {time.perf_counter() - start:.0f} s")
-    for number, (_, tokens) in enumerate(decode(model, given.steps, model.step), 1):
+    if given.prompt:
+        prompt = Prompt(model, given.prompt, given.on)
+        read = np.random.default_rng(0).integers(0, size.vocabulary, (given.batch, given.prompt))
+        prompt.read(read)
+        start = time.perf_counter()
+        _, tokens = prompt.read(read)
+        found = tokens.tolist()  # waits for all of it
+        rate = given.batch * given.prompt / (time.perf_counter() - start)
+        print(f"{given.prompt} tokens of each sequence read, {rate:.0f} tokens/s; next {np.ravel(found)}")
+        model.arrays.put(model.tokens, tokens)
+    for number, (_, tokens) in enumerate(decode(model, given.steps, model.step, given.prompt), 1):
         print(f"\r{number} of {given.steps} steps, tokens {np.asarray(tokens.tolist()).ravel()}", end="", flush=True)
     print()
     if given.on == "gpu":

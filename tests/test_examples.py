@@ -34,6 +34,26 @@ def test_llama_has_the_logits_of_the_model_written_out() -> None:
         np.testing.assert_array_equal(tokens, np.asarray(logits).argmax(-1))
 
 
+def test_a_prompt_that_is_read_at_once_leaves_what_reading_it_token_by_token_does() -> None:
+    """The same caches and the same logits, up to what bf16 rounds. The layer's kernels take some 6 s of g++."""
+    llama = import_module("llama")
+    count, size = 8, llama.SIZES["tiny"]
+    model = llama.Model(size, 2, "emulator", "cuda:h200")
+    tokens = np.random.default_rng(1).integers(0, size.vocabulary, (2, count))
+    for position in range(count):
+        model.at(position)
+        model.arrays.put(model.tokens, tokens[:, position : position + 1])
+        wanted, _ = model.step()
+    caches = [(wide(w["k_cache"]), wide(w["v_cache"])) for w in model.layers]
+    for w in model.layers:
+        w["k_cache"][...], w["v_cache"][...] = 0, 0
+    logits, _ = llama.Prompt(model, count, "emulator", "cuda:h200").read(tokens)
+    np.testing.assert_allclose(logits, wanted, atol=0.03 * np.abs(wanted).max())
+    for w, pair in zip(model.layers, caches, strict=True):
+        for name, kept in zip(("k_cache", "v_cache"), pair, strict=True):
+            np.testing.assert_allclose(wide(w[name]), kept, atol=0.03 * np.abs(kept).max())
+
+
 def written_out(model: Any, tokens: Any, position: int, rows: list[list[Any]]) -> Any:
     size, count = model.size, model.batch
     x = wide(model.embedding)[tokens]
