@@ -185,6 +185,12 @@ def check(name: str, kernel: Kernel, given: list[Array]) -> None:
             np.testing.assert_allclose(got.astype(np.float64), want, rtol=rounding, atol=2e-6 * max(8, rows))
 
 
+def test_columns_beyond_the_last_one_read_nothing() -> None:
+    """Of a tile of 4 columns the last one has no gain, and sums of it are made all the same."""
+    plan = column_plans(gradients.at(N=3).graph, "cuda:h200")[0]
+    assert validate(kernel_of(plan), rows=(3,), cases=("rows",)).ok
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_columns_are_those_of_numpy(data: st.DataObject) -> None:
