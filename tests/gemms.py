@@ -226,6 +226,11 @@ def softmax_behind(x: bf16[M, K], w: bf16[N, K]) -> bf16[M, N]:
 
 
 @chain(M=8, N=8, K=8)
+def layernorm_behind(x: bf16[M, K], w: bf16[N, K]) -> bf16[M, N]:
+    return F.layernorm(x @ w.T)
+
+
+@chain(M=8, N=8, K=8)
 def argmax_behind(x: bf16[M, K], w: bf16[N, K]) -> i32[M, 1]:
     return F.argmax(x @ w.T)
 
@@ -245,7 +250,7 @@ def no_product(x: f16[M, N]) -> f16[M, N]:
     return F.relu(x)
 
 
-BEHIND: tuple[Chain, ...] = (softmax_behind, argmax_behind, topk_behind, topk_of_softmax_behind)
+BEHIND: tuple[Chain, ...] = (layernorm_behind, argmax_behind, topk_behind, topk_of_softmax_behind)
 REFUSED: tuple[tuple[Chain, str], ...] = (
     (two_lefts, "2 left factors"),
     (computed_right, "the right factor of the product at .* is computed"),

@@ -31,6 +31,8 @@ from fusegen.language.naming import (
     SUM_SUFFIXES,
     TENSOR_SUFFIXES,
     VALUE_SUFFIXES,
+    WEIGHTS_FRAME,
+    WEIGHTS_SUFFIXES,
     Claims,
     called,
     made_of,
@@ -111,8 +113,10 @@ def test_a_kernel_keeps_its_own_words_from_the_spec(spec: Chain, target: Target)
         kept = CPP | FRAME | called() | {made.name} | INNERMOST
         kept |= COLUMN_FRAME if columns else set()
         kept |= (SELECTION_FRAME if graph.selections else set()) | (PRODUCT_FRAME if graph.products else set())
-        kept |= ATTENTION_FRAME if made.rule.startswith("attention") else set()
-        suffixes += ATTENTION_SUFFIXES if made.rule.startswith("attention") else ()
+        weights = made.rule.startswith("weights")
+        scores = weights or made.rule.startswith("attention")
+        kept |= (ATTENTION_FRAME if scores else set()) | (WEIGHTS_FRAME if weights else set())
+        suffixes += (ATTENTION_SUFFIXES if scores else ()) + (WEIGHTS_SUFFIXES if weights else ())
         loose = [
             word for word in sorted(words(render(made).text))
             if word not in kept and word not in names and not RESERVED.match(word)

@@ -440,7 +440,7 @@ def test_refusals_speak_the_users_words() -> None:
         "attention",
         "attention_wgmma",
     ]
-    rules += ["gemm", "wgmma"]
+    rules += ["gemm", "wgmma", "weights", "weights_wgmma"]
     assert [r.rule for r in found.refusals] == rules
     assert "sum at" in found.refusals[0].reason
     assert "test_planner.py" in found.refusals[0].reason
