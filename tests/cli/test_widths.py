@@ -136,7 +136,7 @@ def test_demo(fits: Fits, monkeypatch: pytest.MonkeyPatch) -> None:
                 validation = SimpleNamespace(ok=True, on=f"emulator (checking), warp {target.warp}", report=report)
                 yield demo["Result"](chain, target, plans, (binary,) * len(plans), validation)
 
-    nothing = SimpleNamespace(flat=list, all_emitted=lambda *_: (), write=lambda *_: None)
+    nothing = SimpleNamespace(flat=list, all_emitted=lambda *_: (), write=lambda *_: None, beyond=None)
     for name, value in {"make_all": made, "golden": nothing, "examine": lambda: Examination((), ())}.items():
         monkeypatch.setitem(used, name, value)
     text = fits(lambda: demo["main"]([]))
