@@ -39,7 +39,9 @@ from fusegen.targets import H200, MI300X, Target
 
 TARGETS = (H200, MI300X)
 FEATURED = "bias_gelu_residual_ln"
-PRODUCT_SIZE = 256  # of every axis of matrix products, where an emulator checks them
+PRODUCT_SIZE = 256  # of every axis of matrix products, where an emulator checks them,
+LAYER_SIZE = 16  # and of those of layers: errors through many products leave something to be judged of short sums alone
+LAYER_PRODUCTS = 4
 VENDORS = {"cuda": "CUDA", "hip": "HIP"}
 
 
@@ -85,7 +87,8 @@ def small(chain: Chain) -> Chain:
     """The chain as it is validated here: an emulator takes minutes for products of thousands by thousands."""
     if not chain.graph.products:
         return chain
-    return chain.at(**{name: min(size, PRODUCT_SIZE) for name, size in chain.graph.sizes.items()})
+    most = LAYER_SIZE if len(chain.graph.products) >= LAYER_PRODUCTS else PRODUCT_SIZE
+    return chain.at(**{name: min(size, most) for name, size in chain.graph.sizes.items()})
 
 
 def make_all(chains: Sequence[Chain]) -> Iterator[Result]:

@@ -117,6 +117,15 @@ def first_plans(name: str, target: Target) -> tuple[Plan, ...]:
     return tuple(candidates(graph, target).plans[0] for graph in kernel_graphs(chain, target))
 
 
+@pytest.mark.parametrize("name", ["fp8_block_gemm", "decoder_layer_prefill"])
+def test_the_demo_can_judge_what_it_makes(name: str) -> None:
+    """Groups of 128 come out even, and of a layer's many products enough has an error bound."""
+    demo: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "demo.py"))
+    assert all(demo["small"](chain).graph.sizes for chain in CHAINS)
+    (chain,) = (chain for chain in CHAINS if chain.name == name)
+    assert demo["validated"](demo["small"](chain), demo["TARGETS"][0])[0].ok
+
+
 def test_demo(fits: Fits, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that it says but its errors, without what takes time: nothing is emitted, compiled or run."""
     demo: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "demo.py"))
