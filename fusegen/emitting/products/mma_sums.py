@@ -9,9 +9,9 @@ from typing import Any
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import UNROLL, all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
-from fusegen.emitting.products.reduced import asked, kept, part_words, taken, updated
+from fusegen.emitting.products.reduced import asked, kept, part_words, row_part, taken, updated
 from fusegen.language.types import F8, f32
-from fusegen.planner.model import Load, Store
+from fusegen.planner.model import Load, Store, counts, used_by
 from fusegen.planner.pieces import stride_name
 from fusegen.planner.products.gemm import ROW_LANES
 from fusegen.planner.products.parts import OutputGroup
@@ -305,10 +305,10 @@ class SumSpeller(GemmWords):
         pieces = run // output_group.vector if run else 1
         bits = self.plan.atom.fragment.lanes_of_row if run else (1, ROW_LANES // 2)
         width = self.tile.warp_cols if run else self.tile.cols
-        number = (
-            f"(col0 + {self.warp_col.removesuffix(' + ')}) / {width}" if run and self.warp_col else f"col0 / {width}"
-        )
+        across = run and self.warp_col
+        number = f"(col0 + {self.warp_col.removesuffix(' + ')}) / warp_cols" if across else "col0 / tile_cols"
         self.functions.add("partner")
+        self.sizes.update(() if run else ("threads",))
         return {
             "rows": output_group.passes // pieces if run else 1,
             "pieces": pieces,
@@ -320,51 +320,66 @@ class SumSpeller(GemmWords):
                 f"{number} < {-(-output_group.cols // width)}" if run and cols else "",  # has the warp columns?
             ),
             "cols": cols,
+            "band_rows": self.band_rows,
             "elements": bool(output_group.stores),
-            "row": self.reduced_row(output_group),
             "steps": [self.reduced_step(output_group, place, number) for place in range(len(output_group.steps))],
         }
 
-    def reduced_row(self, output_group: OutputGroup) -> list[str]:
-        """What is one value a row."""
+    def row_values(self, output_group: OutputGroup, wanted: frozenset[str]) -> list[str]:
+        """What is one value a row, as far as `wanted` ones are made of it."""
+        part = row_part(output_group, wanted)
+        wanted |= used_by(part.row_body)
         sums = [] if self.plan.prologue is None else [
             f"const float {r.results[0]} = {self.gather(f'{r.results[0]}_shared', self.tile_row(), 1)};"
             for r in self.plan.prologue.reductions
+            if r.results[0] in wanted
         ]  # fmt: skip
         loads = [
             self.define(load.value, load.dtype, self.to_value(load.access.dtype, f"*({self.at(load.access)})"))
-            for load in output_group.row_loads
+            for load in part.row_loads
         ]
-        return [*sums, *loads, *self.statements(output_group.row_body)]
+        return [*sums, *loads, *self.statements(part.row_body)]
 
     def reduced_step(self, output_group: OutputGroup, place: int, number: str) -> Mapping[str, Any]:
         steps = output_group.steps
         step, later_bodies = steps[place], (*steps[place + 1 :], output_group)
         loads = tuple(load for load in output_group.loads if load.value in asked(step))
-        col = "col + j" if self.plan.run else "col"
+        col, slot = ("col + j", "r") if self.plan.run else ("col", "0")
 
         def read(load: Load) -> str:
             return self.to_value(load.access.dtype, f"*({self.at(load.access, col)})")
 
-        lines, later = [], output_group.held and place > 0
-        for own, product in enumerate(() if later else output_group.contractions):
-            in_registers = f"{self.sum_name(own)}_sums{self.own_sum(output_group)}" if self.plan.run else ""
-            value = in_registers or f"{self.sum_name(own)}_shared[m * sums_stride + n]"
-            lines.append(f"const float {product.value} = {value};")
-        held = f"{self.sum_name(0)}_sums{self.own_sum(output_group)}" if output_group.held else ""
-        if later:
-            lines.append(f"const float {output_group.held} = {held};")
+        lines = self.element_sums(output_group, place > 0)
         lines += element_lines(replace(step, loads=loads, reductions=()), Element(read, col=col), self)
-        if held and not later:
-            lines.append(f"{held} = {output_group.held};")
+        if output_group.held and place == 0:
+            lines.append(f"{self.held_sum(output_group)} = {output_group.held};")
         return {
             "parts": [part_words(r, "partner(v, step)", later_bodies, self) for r in step.reductions],
             "kept": kept(step, (*steps, output_group)),
-            "takes": taken(step, steps[:place], "r"),
-            "lines": [*lines, *(updated(r, "r", self) for r in step.reductions)],
+            "takes": taken(step, steps[:place], slot),
+            "row": self.row_values(output_group, asked(step)),
+            "names_col": bool(loads) or counts(step.body, "col_index"),
+            "lines": [*lines, *(updated(r, slot, self) for r in step.reductions)],
             "behind": self.statements(step.row_body),
             "stores": [f"*({self.at(s.access, number)}) = {self.stored(s)};" for s in step.row_stores],
         }
+
+    def held_sum(self, output_group: OutputGroup) -> str:
+        """Where an element's value is held: in the place of its sum in the first contraction."""
+        return f"{self.sum_name(0)}_sums{self.own_sum(output_group)}"
+
+    def element_sums(self, output_group: OutputGroup, later: bool) -> list[str]:
+        """What an element begins with: its sums, or `later` the value that is held in their place."""
+        if output_group.held and later:
+            return [f"const float {output_group.held} = {self.held_sum(output_group)};"]
+        lines = []
+        for place, product in enumerate(output_group.contractions):
+            if self.plan.run:
+                text = f"{self.sum_name(place)}_sums{self.own_sum(output_group)}"
+            else:
+                text = f"{self.sum_name(place)}_shared[m * sums_stride + n]"
+            lines.append(f"const {self.sum_type} {product.value} = {text};")
+        return lines
 
     def slot(self, output_group: OutputGroup) -> str:
         """Which of a lane's rows a pass takes."""
@@ -449,15 +464,7 @@ class SumSpeller(GemmWords):
         return lines
 
     def group_row(self, output_group: OutputGroup) -> list[str]:
-        lines = []
-        if self.plan.prologue is not None:
-            for r in self.plan.prologue.reductions:
-                total = self.gather(f"{r.results[0]}_shared", self.tile_row(), 1)
-                lines.append(f"const float {r.results[0]} = {total};")
-        for load in output_group.row_loads:
-            text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
-            lines.append(self.define(load.value, load.dtype, text))
-        lines += self.statements(output_group.row_body)
+        lines = self.row_values(output_group, asked(output_group) | {s.value for s in output_group.row_stores})
         for row_store in output_group.row_stores:
             stored = self.stored(row_store)
             lines.append(f"if (col == 0) *({self.at(row_store.access)}) = {stored};")
@@ -469,15 +476,10 @@ class SumSpeller(GemmWords):
 
     def group_body(self, output_group: OutputGroup, each: Iterable[Load]) -> list[str]:
         lines = []
-        if output_group.held:
-            own = f"{self.sum_name(0)}_sums{self.own_sum(output_group)}"
-            lines.append(f"const float {output_group.held} = {own};")
-        for place, product in enumerate(() if output_group.held else output_group.contractions):
-            if self.plan.run:
-                own = f"{self.sum_name(place)}_sums{self.own_sum(output_group)}"
-                lines.append(f"const {self.sum_type} {product.value} = {own};")
-            elif output_group.vector > 1:
-                lines.append(f"const {self.sum_type} {product.value} = {product.value}_total.at[j];")
+        if self.plan.run:
+            lines = self.element_sums(output_group, bool(output_group.steps))
+        elif output_group.vector > 1:
+            lines = [f"const {self.sum_type} {p.value} = {p.value}_total.at[j];" for p in output_group.contractions]
 
         def read(load: Load) -> str:
             place = "_vec[v]" if load in each else "_vec"

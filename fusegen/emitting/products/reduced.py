@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fusegen.emitting.dialect import Dialect
 from fusegen.emitting.prelude import reducer_of
 from fusegen.planner.model import Body, Reduction, used_by
+from fusegen.planner.products.parts import OutputGroup
 
 
 def part_words(r: Reduction, other: str, later: Sequence[Body], words: Dialect) -> Mapping[str, str | bool]:
@@ -36,6 +38,17 @@ def updated(r: Reduction, place: str, words: Dialect) -> str:
 def asked(step: Body) -> frozenset[str]:
     """The values that a step's elements are made of, and those that it reduces or stores."""
     return used_by(step.body) | {r.value for r in step.reductions} | {s.value for s in step.stores}
+
+
+def row_part(found: OutputGroup, wanted: frozenset[str]) -> OutputGroup:
+    """The group with those loads and values of rows alone that `wanted` ones are made of."""
+    needed, body = set(wanted), []
+    for statement in reversed(found.row_body):
+        if statement.name in needed:
+            needed |= statement.uses
+            body.append(statement)
+    loads = tuple(load for load in found.row_loads if load.value in needed)
+    return replace(found, row_loads=loads, row_body=tuple(reversed(body)))
 
 
 def taken(step: Body, earlier: Sequence[Body], place: str) -> list[str]:

@@ -283,15 +283,21 @@ class WgmmaSpeller(StoreSpeller):
     def inside_col(self, output_group: OutputGroup) -> str:
         return f"col < {output_group.cols}" if output_group.cols % self.plan.width else ""
 
-    def element(self, output_group: OutputGroup, step: Body | None = None) -> list[str]:
-        """Element j of a pair: its value from the sums and the operands, up to what is stored, or reduced in a step."""
-        lines, later = [], output_group.held and step not in output_group.steps[:1]
+    def element_sums(self, output_group: OutputGroup, later: bool) -> list[str]:
+        """What an element begins with: its sums, or `later` the value that is held in their place."""
+        if output_group.held and later:
+            return [f"const float {output_group.held} = {self.sums}[i][sum_at + j];"]
+        lines = []
         for place, contraction in enumerate(output_group.contractions):
             offset = f" + {place * self.plan.finished // 2}" if place else ""
             kind = VALUE_TYPES[contraction.atom.sum_type]
             lines.append(f"const {kind} {contraction.value} = {self.sums}[i][sum_at{offset} + j];")
-        if later:
-            lines = [f"const float {output_group.held} = {self.sums}[i][sum_at + j];"]
+        return lines
+
+    def element(self, output_group: OutputGroup, step: Body | None = None) -> list[str]:
+        """Element j of a pair: its value from the sums and the operands, up to what is stored, or reduced in a step."""
+        first = step in output_group.steps[:1]
+        lines = self.element_sums(output_group, later=bool(output_group.steps) and not first)
 
         def read(load: Load) -> str:
             place = f"[{self.pair_number}]" if load.when == "ahead" else "[n8][r8]"
@@ -305,10 +311,9 @@ class WgmmaSpeller(StoreSpeller):
         if step is not None:
             loads = tuple(load for load in output_group.loads if load.value in asked(step))
             lines += element_lines(replace(step, loads=loads, reductions=()), Element(read), self)
-            first = output_group.held and not later
-            return [*lines, *([f"{self.sums}[i][sum_at + j] = {output_group.held};"] if first else [])]
-        own = used_by(output_group.body) | {store.value for store in output_group.stores}
-        loads = tuple(load for load in output_group.loads if load.value in own)
+            hold = output_group.held and first
+            return [*lines, *([f"{self.sums}[i][sum_at + j] = {output_group.held};"] if hold else [])]
+        loads = tuple(load for load in output_group.loads if load.value in asked(output_group))
         return [*lines, *element_lines(replace(output_group, loads=loads), Element(read, write), self)]
 
     # ---- all of it
@@ -406,7 +411,7 @@ class WgmmaSpeller(StoreSpeller):
         """What is brought for one output group's tiles, and made of their sums."""
         output_group = self.plan.output_groups[number]
         guard = all_of("inside" * bool(self.inside), self.inside_row, self.inside_col(output_group))
-        own = used_by(output_group.body) | {store.value for store in output_group.stores}
+        own, named = asked(output_group), self.row_values(output_group)
         loads = [self.read(load, guard) for load in after_sums(output_group) if load.value in own]
         direct = self.direct(output_group)
         return {
@@ -419,10 +424,11 @@ class WgmmaSpeller(StoreSpeller):
             "boxes": self.boxes(output_group),
             "direct": direct,
             "quads": self.quads(output_group),
-            "row_values": self.row_values(output_group),
+            "row_values": named,
+            "own_values": [v for v in named if v["name"] in own],
             "row_lines": self.row_lines(output_group),
             "element": self.element(output_group),
-            "steps": self.reduced(output_group, guard),
+            "steps": self.reduced(output_group, guard, named),
             "guard": guard,
             "needs": {
                 "rows": bool(output_group.row_loads) or counts(output_group.row_body, "row_index"),
@@ -432,12 +438,12 @@ class WgmmaSpeller(StoreSpeller):
             },
         }
 
-    def reduced(self, output_group: OutputGroup, guard: str) -> list[Mapping[str, Any]]:
+    def reduced(self, output_group: OutputGroup, guard: str, named: list[Mapping[str, str]]) -> list[Mapping[str, Any]]:
         """What is made of a tile's columns, step by step: a thread's part of each of its rows, then that of the lanes
         that have the row."""
         found: list[Mapping[str, Any]] = []
         inside, steps = self.inside_col(output_group), output_group.steps
-        number = f"{self.col0} / {self.plan.width}"  # of the row's groups of columns
+        number = f"{self.col0} / tile_cols"  # of the row's groups of columns
         for place, step in enumerate(steps):
             updates = [updated(r, "r8", self) for r in step.reductions]
             lines = [f"if ({inside}) {{", *(f"  {u}" for u in updates), "}"] if inside else updates
@@ -445,6 +451,7 @@ class WgmmaSpeller(StoreSpeller):
             found.append(
                 {
                     "parts": [part_words(r, other, (*steps[place + 1 :], output_group), self) for r in step.reductions],
+                    "row_values": [v for v in named if v["name"] in asked(step)],
                     "takes": taken(step, steps[:place], "r8"),
                     "loads": [self.read(load, guard) for load in after_sums(output_group) if load.value in asked(step)],
                     "lines": [*self.element(output_group, step), *lines],

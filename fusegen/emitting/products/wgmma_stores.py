@@ -87,7 +87,7 @@ class StoreSpeller(PromotedSpeller):
             access, paired = store.access, self.paired(store)
             name = access.name
             if paired:
-                self.functions.add(f"pairs_{access.dtype}")
+                self.functions.add(f"pair_of_{access.dtype}")
                 pair = f"pair_of_{access.dtype}({name}_pair[0], {name}_pair[1])"
             else:
                 pair = f"reinterpret_cast<const unsigned short&>({name}_vec)"

@@ -90,7 +90,10 @@ def named_accesses(
         most = chunk_of(parts.products[0].left.dtype) * use.tensor.dtype.bytes
         if use.place == "right" and any(use.tensor in p.right.inputs for p in parts.products if p.right.scaled):
             most = VECTOR_BYTES  # codes are copied by 16 bytes, whatever type they are widened to
-        width = 1 if use.place in ("scale", "left scale") else widest(graph, layout, use, most)
+        alone = (
+            use.place in ("scale", "left scale") or use.tensor.node in graph.grouped
+        )  # one for a group, each by itself
+        width = 1 if alone else widest(graph, layout, use, most)
         access = access_of(graph, dims, layout, use, name, width)
         made[use.tensor.name, use.place] = replace(access, vector_bytes=min(access.vector_bytes, VECTOR_BYTES))
     return made

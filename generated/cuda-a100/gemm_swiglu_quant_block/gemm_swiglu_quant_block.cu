@@ -11,9 +11,8 @@
 //          launches
 // floor    3083.6 us at 312 TFLOP/s for products; compute-bound at 487.58 flop/B
 // rounding values to f8e4m3 when stored; f32 between
-// needs    K=4096, N=14336, N_over_128=112; rows of all operands next to each other; x, gate, up,
-//          scale: address and strides in multiples of 16 B; values: address and strides in multiples of
-//          8 B
+// needs    K=4096, N=14336, N_over_128=112; rows of all operands next to each other; x, gate, up:
+//          address and strides in multiples of 16 B; values: address and strides in multiples of 8 B
 
 #include <cuda_bf16.h>
 
@@ -304,38 +303,33 @@ gemm_swiglu_quant_block(
   }
   __syncthreads();
 
-  for (int m = threadIdx.x / 8; m < 64; m += 256 / 8) {
+  for (int m = threadIdx.x / 8; m < tile_rows; m += threads / 8) {
     const long long row = row0 + m;
     float max_of_magnitude_part[1];
-    #pragma unroll
-    for (int r = 0; r < 1; ++r) max_of_magnitude_part[r] = -INFINITY;
+    max_of_magnitude_part[0] = -INFINITY;
     float factor_of[1];
     if (row < rows) {
-      constexpr int r = 0;
       for (int n = threadIdx.x % 8; n < tile_cols; n += 8) {
-        const int col = col0 + n;
         const float x_times_gate = x_times_gate_shared[m * sums_stride + n];
         const float x_times_up = x_times_up_shared[m * sums_stride + n];
         const float silu = x_times_gate * reciprocal(1.0f + exponential(-x_times_gate));
         const float silu_times_x_times_up = silu * x_times_up;
         const float magnitude = fabsf(silu_times_x_times_up);
-        max_of_magnitude_part[r] = larger(max_of_magnitude_part[r], magnitude);
+        max_of_magnitude_part[0] = larger(max_of_magnitude_part[0], magnitude);
       }
     }
+    // 8 lanes have a row
+    float max_of_magnitude = max_of_magnitude_part[0];
     #pragma unroll
-    for (int r = 0; r < 1; ++r) {  // 8 lanes have a row
-      float max_of_magnitude = max_of_magnitude_part[r];
-      #pragma unroll
-      for (int step = 4; step >= 1; step /= 2) {
-        max_of_magnitude = larger(max_of_magnitude, partner(max_of_magnitude, step));
-      }
-      const float largest = larger(max_of_magnitude, 1e-04f);
-      const float scale = largest / 448.0f;
-      const float factor = 1.0f / scale;
-      factor_of[r] = factor;
-      if (threadIdx.x % 8 == 0 && row < rows) {
-        *(scale_ptr + row * scale_stride + col0 / 128) = scale;
-      }
+    for (int step = 4; step >= 1; step /= 2) {
+      max_of_magnitude = larger(max_of_magnitude, partner(max_of_magnitude, step));
+    }
+    const float largest = larger(max_of_magnitude, 1e-04f);
+    const float scale = largest / 448.0f;
+    const float factor = 1.0f / scale;
+    factor_of[0] = factor;
+    if (threadIdx.x % 8 == 0 && row < rows) {
+      *(scale_ptr + row * scale_stride + col0 / tile_cols) = scale;
     }
     if (row < rows) {
       for (int n = threadIdx.x % 8 * 8; n < tile_cols; n += 64) {

@@ -6,8 +6,8 @@
 // traffic  3284.1 MB moved, 1182.7 MB ideal, 3284.1 MB with products apart, 3284.1 MB unfused in 2
 //          launches
 // floor    13793.5 us at 312 TFLOP/s for products; compute-bound at 1310.43 flop/B
-// needs    H=4096, V=128256; rows of all operands next to each other; x, w, top_parts,
-//          sum_of_exps_parts, sum_of_where_parts: address and strides in multiples of 16 B
+// needs    H=4096, V=128256; rows of all operands next to each other; x, w: address and strides in
+//          multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -255,8 +255,9 @@ linear_cross_entropy_top_parts(
       }
     }
   }
+  // 8 lanes have a row
   #pragma unroll
-  for (int r = 0; r < 12; ++r) {  // 8 lanes have a row
+  for (int r = 0; r < 12; ++r) {
     const int v = r * 1;
     const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
     const long long row = row0 + m;
@@ -274,8 +275,8 @@ linear_cross_entropy_top_parts(
     const float where = max_of_matmul_is_minus_inf ? 0.0f : max_of_matmul;
     where_of[r] = where;
     if (lane < 4 && row < rows) {
-      *(top_parts_ptr + row * top_parts_stride + (col0 + warp_col) / 64) = max_of_matmul;
-      *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + (col0 + warp_col) / 64) = group_sum_of_where_2;
+      *(top_parts_ptr + row * top_parts_stride + (col0 + warp_col) / warp_cols) = max_of_matmul;
+      *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + (col0 + warp_col) / warp_cols) = group_sum_of_where_2;
     }
   }
   float sum_of_exps_part[12];
@@ -285,10 +286,8 @@ linear_cross_entropy_top_parts(
   for (int v = 0; v < 12; ++v) {
     const int r = v / 1;
     const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-    const int col = col0 + warp_col + lane / 4 * 8;
     const long long row = row0 + m;
     if (row < rows) {
-      const int labels = *(labels_ptr + row * labels_stride);
       const float where = where_of[r];
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -299,8 +298,9 @@ linear_cross_entropy_top_parts(
       }
     }
   }
+  // 8 lanes have a row
   #pragma unroll
-  for (int r = 0; r < 12; ++r) {  // 8 lanes have a row
+  for (int r = 0; r < 12; ++r) {
     const int v = r * 1;
     const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
     const long long row = row0 + m;
@@ -310,7 +310,7 @@ linear_cross_entropy_top_parts(
       sum_of_exps += partner(sum_of_exps, step);
     }
     if (lane < 4 && row < rows) {
-      *(sum_of_exps_parts_ptr + row * sum_of_exps_parts_stride + (col0 + warp_col) / 64) = sum_of_exps;
+      *(sum_of_exps_parts_ptr + row * sum_of_exps_parts_stride + (col0 + warp_col) / warp_cols) = sum_of_exps;
     }
   }
 }

@@ -64,17 +64,6 @@ __device__ __forceinline__ unsigned short pair_of_f8e4m3(float low, float high) 
   return codes;
 }
 
-// numbers as f8e4m3, two at a time: to the nearest, of two to the even one, at most the largest; NaN stays NaN
-template <int N>
-__device__ __forceinline__ Vec<unsigned char, N> f8e4m3_of(const float (&x)[N]) {
-  unsigned short pairs[N / 2];
-  #pragma unroll
-  for (int i = 0; i < N / 2; ++i) pairs[i] = pair_of_f8e4m3(x[2 * i], x[2 * i + 1]);
-  Vec<unsigned char, N> v;
-  memcpy(&v, pairs, sizeof(v));
-  return v;
-}
-
 // a tile, the slices of the depth that are summed one after another, and how many shared memory holds
 constexpr int tile_rows = 128, tile_cols = 128, tile_k = 64, stages = 4;
 constexpr int steps = 64;
@@ -350,7 +339,7 @@ gemm_swiglu_quant_block(
         const float factor = 1.0f / scale;
         factor_of[r8] = factor;
         if (lane % 4 == 0 && row < rows) {
-          *(scale_ptr + row * scale_stride + at.col0 / 128) = scale;
+          *(scale_ptr + row * scale_stride + at.col0 / tile_cols) = scale;
         }
       }
       #pragma unroll

@@ -309,8 +309,8 @@ linear_cross_entropy_top_parts(
           const float where = max_of_matmul_is_minus_inf ? 0.0f : max_of_matmul;
           where_of[r8] = where;
           if (lane % 4 == 0 && row < rows) {
-            *(top_parts_ptr + row * top_parts_stride + at.col0 / 128) = max_of_matmul;
-            *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + at.col0 / 128) = group_sum_of_where_2;
+            *(top_parts_ptr + row * top_parts_stride + at.col0 / tile_cols) = max_of_matmul;
+            *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + at.col0 / tile_cols) = group_sum_of_where_2;
           }
         }
         float sum_of_exps_part[2] = {0.0f, 0.0f};
@@ -321,7 +321,6 @@ linear_cross_entropy_top_parts(
             #pragma unroll
             for (int r8 = 0; r8 < 2; ++r8) {
               const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
-              const int labels = labels_of[r8];
               const float where = where_of[r8];
               #pragma unroll
               for (int j = 0; j < 2; ++j) {
@@ -342,7 +341,7 @@ linear_cross_entropy_top_parts(
             sum_of_exps += __shfl_xor_sync(0xffffffffu, sum_of_exps, step);
           }
           if (lane % 4 == 0 && row < rows) {
-            *(sum_of_exps_parts_ptr + row * sum_of_exps_parts_stride + at.col0 / 128) = sum_of_exps;
+            *(sum_of_exps_parts_ptr + row * sum_of_exps_parts_stride + at.col0 / tile_cols) = sum_of_exps;
           }
         }
       }

@@ -9,8 +9,8 @@
 // floor    367.9 us at 1307 TFLOP/s for products; compute-bound at 602.23 flop/B
 // rounding values to f8e4m3 when stored; f32 between
 // needs    K=4096, N=14336, N_over_128=112; rows of all operands next to each other; x, up,
-//          x_times_gate, scale: address and strides in multiples of 16 B; values: address and strides
-//          in multiples of 8 B
+//          x_times_gate: address and strides in multiples of 16 B; values: address and strides in
+//          multiples of 8 B
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -260,14 +260,12 @@ gemm_swiglu_quant_block_values(
     }
     __syncthreads();
 
-    for (int m = threadIdx.x / 8; m < 32; m += 256 / 8) {
+    for (int m = threadIdx.x / 8; m < band_rows; m += threads / 8) {
       const long long row = row0 + band * band_rows + m;
       float max_of_magnitude_part[1];
-      #pragma unroll
-      for (int r = 0; r < 1; ++r) max_of_magnitude_part[r] = -INFINITY;
+      max_of_magnitude_part[0] = -INFINITY;
       float factor_of[1];
       if (row < rows) {
-        constexpr int r = 0;
         for (int n = threadIdx.x % 8; n < tile_cols; n += 8) {
           const int col = col0 + n;
           const float matmul = matmul_shared[m * sums_stride + n];
@@ -275,23 +273,21 @@ gemm_swiglu_quant_block_values(
           const float silu = x_times_gate * reciprocal(1.0f + exponential(-x_times_gate));
           const float silu_times_matmul = silu * matmul;
           const float magnitude = fabsf(silu_times_matmul);
-          max_of_magnitude_part[r] = larger(max_of_magnitude_part[r], magnitude);
+          max_of_magnitude_part[0] = larger(max_of_magnitude_part[0], magnitude);
         }
       }
+      // 8 lanes have a row
+      float max_of_magnitude = max_of_magnitude_part[0];
       #pragma unroll
-      for (int r = 0; r < 1; ++r) {  // 8 lanes have a row
-        float max_of_magnitude = max_of_magnitude_part[r];
-        #pragma unroll
-        for (int step = 4; step >= 1; step /= 2) {
-          max_of_magnitude = larger(max_of_magnitude, partner(max_of_magnitude, step));
-        }
-        const float largest = larger(max_of_magnitude, 1e-04f);
-        const float scale = largest / 448.0f;
-        const float factor = 1.0f / scale;
-        factor_of[r] = factor;
-        if (threadIdx.x % 8 == 0 && row < rows) {
-          *(scale_ptr + row * scale_stride + col0 / 128) = scale;
-        }
+      for (int step = 4; step >= 1; step /= 2) {
+        max_of_magnitude = larger(max_of_magnitude, partner(max_of_magnitude, step));
+      }
+      const float largest = larger(max_of_magnitude, 1e-04f);
+      const float scale = largest / 448.0f;
+      const float factor = 1.0f / scale;
+      factor_of[0] = factor;
+      if (threadIdx.x % 8 == 0 && row < rows) {
+        *(scale_ptr + row * scale_stride + col0 / tile_cols) = scale;
       }
       if (row < rows) {
         for (int n = threadIdx.x % 8 * 8; n < tile_cols; n += 64) {

@@ -7,8 +7,7 @@
 //          launches
 // floor    3291.7 us at 1307 TFLOP/s for products; compute-bound at 1004.21 flop/B
 // needs    H=4096, V=128256; rows of all operands next to each other; x, w: address and strides in
-//          multiples of 16 B; top_parts, sum_of_exps_parts, sum_of_where_parts: address and strides in
-//          multiples of 8 B
+//          multiples of 16 B
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -242,17 +241,14 @@ linear_cross_entropy_top_parts(
     }
     __syncthreads();
 
-    for (int m = threadIdx.x / 8; m < 32; m += 256 / 8) {
+    for (int m = threadIdx.x / 8; m < band_rows; m += threads / 8) {
       const long long row = row0 + band * band_rows + m;
       float max_of_matmul_part[1];
-      #pragma unroll
-      for (int r = 0; r < 1; ++r) max_of_matmul_part[r] = -INFINITY;
+      max_of_matmul_part[0] = -INFINITY;
       float group_sum_of_where_2_part[1];
-      #pragma unroll
-      for (int r = 0; r < 1; ++r) group_sum_of_where_2_part[r] = 0.0f;
+      group_sum_of_where_2_part[0] = 0.0f;
       float where_of[1];
       if (row < rows) {
-        constexpr int r = 0;
         const int labels = *(labels_ptr + row * labels_stride);
         for (int n = threadIdx.x % 8; n < tile_cols; n += 8) {
           const int col = col0 + n;
@@ -260,55 +256,47 @@ linear_cross_entropy_top_parts(
           const int col_index = col;
           const bool col_index_is_labels = col_index == labels;
           const float where_2 = col_index_is_labels ? matmul : 0.0f;
-          max_of_matmul_part[r] = larger(max_of_matmul_part[r], matmul);
-          group_sum_of_where_2_part[r] += where_2;
+          max_of_matmul_part[0] = larger(max_of_matmul_part[0], matmul);
+          group_sum_of_where_2_part[0] += where_2;
         }
       }
+      // 8 lanes have a row
+      float max_of_matmul = max_of_matmul_part[0];
       #pragma unroll
-      for (int r = 0; r < 1; ++r) {  // 8 lanes have a row
-        float max_of_matmul = max_of_matmul_part[r];
-        #pragma unroll
-        for (int step = 4; step >= 1; step /= 2) {
-          max_of_matmul = larger(max_of_matmul, partner(max_of_matmul, step));
-        }
-        float group_sum_of_where_2 = group_sum_of_where_2_part[r];
-        #pragma unroll
-        for (int step = 4; step >= 1; step /= 2) {
-          group_sum_of_where_2 += partner(group_sum_of_where_2, step);
-        }
-        const bool max_of_matmul_is_minus_inf = max_of_matmul == (-INFINITY);
-        const float where = max_of_matmul_is_minus_inf ? 0.0f : max_of_matmul;
-        where_of[r] = where;
-        if (threadIdx.x % 8 == 0 && row < rows) {
-          *(top_parts_ptr + row * top_parts_stride + col0 / 128) = max_of_matmul;
-          *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + col0 / 128) = group_sum_of_where_2;
-        }
+      for (int step = 4; step >= 1; step /= 2) {
+        max_of_matmul = larger(max_of_matmul, partner(max_of_matmul, step));
+      }
+      float group_sum_of_where_2 = group_sum_of_where_2_part[0];
+      #pragma unroll
+      for (int step = 4; step >= 1; step /= 2) {
+        group_sum_of_where_2 += partner(group_sum_of_where_2, step);
+      }
+      const bool max_of_matmul_is_minus_inf = max_of_matmul == (-INFINITY);
+      const float where = max_of_matmul_is_minus_inf ? 0.0f : max_of_matmul;
+      where_of[0] = where;
+      if (threadIdx.x % 8 == 0 && row < rows) {
+        *(top_parts_ptr + row * top_parts_stride + col0 / tile_cols) = max_of_matmul;
+        *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + col0 / tile_cols) = group_sum_of_where_2;
       }
       float sum_of_exps_part[1];
-      #pragma unroll
-      for (int r = 0; r < 1; ++r) sum_of_exps_part[r] = 0.0f;
+      sum_of_exps_part[0] = 0.0f;
       if (row < rows) {
-        constexpr int r = 0;
-        const int labels = *(labels_ptr + row * labels_stride);
-        const float where = where_of[r];
+        const float where = where_of[0];
         for (int n = threadIdx.x % 8; n < tile_cols; n += 8) {
-          const int col = col0 + n;
           const float matmul = matmul_shared[m * sums_stride + n];
           const float sub = matmul - where;
           const float exp_ = exponential(sub);
-          sum_of_exps_part[r] += exp_;
+          sum_of_exps_part[0] += exp_;
         }
       }
+      // 8 lanes have a row
+      float sum_of_exps = sum_of_exps_part[0];
       #pragma unroll
-      for (int r = 0; r < 1; ++r) {  // 8 lanes have a row
-        float sum_of_exps = sum_of_exps_part[r];
-        #pragma unroll
-        for (int step = 4; step >= 1; step /= 2) {
-          sum_of_exps += partner(sum_of_exps, step);
-        }
-        if (threadIdx.x % 8 == 0 && row < rows) {
-          *(sum_of_exps_parts_ptr + row * sum_of_exps_parts_stride + col0 / 128) = sum_of_exps;
-        }
+      for (int step = 4; step >= 1; step /= 2) {
+        sum_of_exps += partner(sum_of_exps, step);
+      }
+      if (threadIdx.x % 8 == 0 && row < rows) {
+        *(sum_of_exps_parts_ptr + row * sum_of_exps_parts_stride + col0 / tile_cols) = sum_of_exps;
       }
     }
   }
