@@ -107,14 +107,22 @@ WEIGHTS_FRAME = frozenset(
     """key_of take_tile last_key zeros zeros_at zeros_stored own_zeros zero_bytes zero_rows store_zeros box_rows
     rows_end line_elements others peak pair store_box_evict_first policy""".split()  # noqa: SIM905
 )
-# what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
-FILE_SCOPE = frozenset(
-    """std abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc exp exp10 exp2 expm1
-    fabs fdim floor fma fmax fmin fmod frexp hypot ilogb labs ldexp lgamma llabs log log10 log1p log2 logb lrint
-    lround max min modf nan nearbyint nextafter norm norm3d norm4d normcdf pow powi rcbrt remainder remquo rhypot
-    rint rnorm round rsqrt scalbln scalbn signbit sin sincos sinh sinpi sqrt tan tanh tgamma trunc y0 y1 yn j0 j1 jn
-    clock free malloc memcpy memset memcmp strlen hip cuda dim3 uint3 float2 float4 int2 int4 half2""".split()  # noqa: SIM905
+# functions of C's library: a value of such a name would read like a call of it
+C_LIBRARY = frozenset(
+    """abort abs acos acosh asctime asin asinh atan atan2 atanh atexit atof atoi atol bsearch calloc cbrt ceil clock
+    copysign cos cosh ctime difftime div erf erfc exit exp exp2 expm1 fabs fdim floor fma fmax fmin fmod free frexp
+    getenv gmtime hypot ilogb labs ldexp ldiv lgamma localtime log log10 log1p log2 logb lrint lround malloc memchr
+    memcmp memcpy memmove memset mktime modf nan nearbyint nextafter pow qsort raise rand realloc remainder remquo
+    rint round scalbn signal sin sinh sqrt srand strcat strchr strcmp strcpy strlen strtod strtol system tan tanh
+    tgamma time trunc""".split()  # noqa: SIM905
 )
+# what it and the runtime compilers declare at file scope, where a kernel's own name lives
+FILE_SCOPE = C_LIBRARY | frozenset(
+    """cospi cuda dim3 exp10 float2 float4 half2 hip int2 int4 j0 j1 jn llabs max min norm norm3d norm4d normcdf
+    powi rcbrt rhypot rnorm rsqrt scalbln signbit sincos sinpi std uint3 y0 y1 yn""".split()  # noqa: SIM905
+)
+# names that read better than one of C's library with an underscore behind it
+INSTEAD = {"div": "quotient", "cos": "cosine", "sin": "sine", "tan": "tangent"}
 # what a kernel makes of a name, alone or with more words behind it: `x_vec`, `x_vec_next`, `x_stride_M`
 TENSOR_SUFFIXES = (
     "_ptr", "_row", "_vec", "_stride", "_kept", "_pieces", "_ends", "_staged", "_last", "_edge", "_at", "_place",
@@ -161,7 +169,7 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
     """A unique name for every node that gets one (literals and sizes are written out), the same each time.
 
     Operands come first, then names that the author gave, then those of values inside composites."""
-    frame = set(CPP | FRAME | called() | frozenset(keyword.kwlist))
+    frame = set(CPP | FRAME | C_LIBRARY | called() | frozenset(keyword.kwlist))
     of_columns = any(n.over for n in graph.reductions)
     if graph.viewed or of_columns:  # the reference calls dims by their names
         frame |= set(graph.sizes)
@@ -267,7 +275,7 @@ class Claims:
         if RESERVED.match(name):
             name = name.strip("_") or "value"
         if name in self.frame or name.startswith(MACROS):
-            name += "_"
+            name = INSTEAD.get(name, f"{name}_")
         while other := self.maker(name):
             name = other + name[len(other) + 1 :]  # x_row becomes xrow: a number behind it would change nothing
         return name
@@ -371,7 +379,7 @@ class Describing:
 
 def legal(name: str) -> str:
     """Not as a function of C's library."""
-    return {"div": "quotient"}.get(name) or (f"{name}_" if name in FILE_SCOPE else name)
+    return INSTEAD.get(name) or (f"{name}_" if name in FILE_SCOPE else name)
 
 
 def beginnings_of(name: str) -> Iterator[str]:

@@ -19,8 +19,8 @@
 //    floor    0.1 us at 2.039 TB/s; memory-bound at 0.24 flop/B
 //    rounding keys_part to bf16 when stored; keys_part_2 to bf16 when stored; values_part to bf16 when
 //             stored; values_part_2 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; cos, sin, k__part, k__part_2, v__part, v__part_2:
-//             address and strides in multiples of 16 B; keys_part, keys_part_2, values_part,
+//    needs    rows of 64 elements, next to each other; cosine, sine, k__part, k__part_2, v__part,
+//             v__part_2: address and strides in multiples of 16 B; keys_part, keys_part_2, values_part,
 //             values_part_2: address and strides in multiples of 8 B
 //
 // b. decoder_layer_turned  f32[B, 1, E_half], f32[B, 1, E_half], f32[B, G_times_H, E_half], f32[B, G_times_H, E_half] -> bf16[B, G_times_H,
@@ -34,8 +34,8 @@
 //    traffic  0.2 MB moved, 0.2 MB ideal, 0.5 MB unfused in 2 launches
 //    floor    0.1 us at 2.039 TB/s; memory-bound at 0.49 flop/B
 //    rounding turned_2 to bf16 when stored; turned_3 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; cos, sin, q_part, q_part_2: address and strides in
-//             multiples of 16 B; turned_2, turned_3: address and strides in multiples of 8 B
+//    needs    rows of 64 elements, next to each other; cosine, sine, q_part, q_part_2: address and strides
+//             in multiples of 16 B; turned_2, turned_3: address and strides in multiples of 8 B
 
 #include <cuda_bf16.h>
 
@@ -67,8 +67,8 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 // keys: what the step's block of that number does
 __device__ __forceinline__ void part_a(
     unsigned block,
-    const float* __restrict__ cos_ptr,
-    const float* __restrict__ sin_ptr,
+    const float* __restrict__ cosine_ptr,
+    const float* __restrict__ sine_ptr,
     const int* __restrict__ slots_ptr,
     const float* __restrict__ k__part_ptr,
     const float* __restrict__ k__part_2_ptr,
@@ -80,8 +80,8 @@ __device__ __forceinline__ void part_a(
     __nv_bfloat16* __restrict__ values_part_2_ptr,
     long long B_size,
     long long H_size,
-    long long cos_stride_B,
-    long long sin_stride_B,
+    long long cosine_stride_B,
+    long long sine_stride_B,
     long long slots_stride_B,
     long long k__part_stride_B,
     long long k__part_stride_H,
@@ -113,8 +113,8 @@ __device__ __forceinline__ void part_a(
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(H_size);
   const unsigned H_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_size);
-  const float* const cos_row = cos_ptr + B_at * cos_stride_B;
-  const float* const sin_row = sin_ptr + B_at * sin_stride_B;
+  const float* const cosine_row = cosine_ptr + B_at * cosine_stride_B;
+  const float* const sine_row = sine_ptr + B_at * sine_stride_B;
   const int* const slots_row = slots_ptr + B_at * slots_stride_B;
   const float* const k__part_row = k__part_ptr + B_at * k__part_stride_B + H_at * k__part_stride_H;
   const float* const k__part_2_row = k__part_2_ptr + B_at * k__part_2_stride_B + H_at * k__part_2_stride_H;
@@ -134,13 +134,13 @@ __device__ __forceinline__ void part_a(
       + H_at * values_part_2_stride_H;
   const int col = lane * 4;
 
-  // pass 1 of 1: read k__part, cos, k__part_2, sin, v__part, v__part_2; write keys_part, keys_part_2, values_part,
-  //   values_part_2
+  // pass 1 of 1: read k__part, cosine, k__part_2, sine, v__part, v__part_2; write keys_part, keys_part_2,
+  //   values_part, values_part_2
   {
     const Vec<float, 4> k__part_vec = load<4>(k__part_row + col);
-    const Vec<float, 4> cos_vec = load<4>(cos_row + col);
+    const Vec<float, 4> cosine_vec = load<4>(cosine_row + col);
     const Vec<float, 4> k__part_2_vec = load<4>(k__part_2_row + col);
-    const Vec<float, 4> sin_vec = load<4>(sin_row + col);
+    const Vec<float, 4> sine_vec = load<4>(sine_row + col);
     const Vec<float, 4> v__part_vec = load<4>(v__part_row + col);
     const Vec<float, 4> v__part_2_vec = load<4>(v__part_2_row + col);
     Vec<__nv_bfloat16, 4> keys_part_vec;
@@ -150,17 +150,17 @@ __device__ __forceinline__ void part_a(
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float k__part = k__part_vec.at[j];
-      const float cos = cos_vec.at[j];
+      const float cosine = cosine_vec.at[j];
       const float k__part_2 = k__part_2_vec.at[j];
-      const float sin = sin_vec.at[j];
+      const float sine = sine_vec.at[j];
       const float v__part = v__part_vec.at[j];
       const float v__part_2 = v__part_2_vec.at[j];
-      const float k__part_times_cos = k__part * cos;
-      const float k__part_2_times_sin = k__part_2 * sin;
-      const float sub = k__part_times_cos - k__part_2_times_sin;
-      const float k__part_2_times_cos = k__part_2 * cos;
-      const float k__part_times_sin = k__part * sin;
-      const float add = k__part_2_times_cos + k__part_times_sin;
+      const float k__part_times_cosine = k__part * cosine;
+      const float k__part_2_times_sine = k__part_2 * sine;
+      const float sub = k__part_times_cosine - k__part_2_times_sine;
+      const float k__part_2_times_cosine = k__part_2 * cosine;
+      const float k__part_times_sine = k__part * sine;
+      const float add = k__part_2_times_cosine + k__part_times_sine;
       keys_part_vec.at[j] = __float2bfloat16_rn(sub);
       keys_part_2_vec.at[j] = __float2bfloat16_rn(add);
       values_part_vec.at[j] = __float2bfloat16_rn(v__part);
@@ -176,16 +176,16 @@ __device__ __forceinline__ void part_a(
 // turned: what the step's block of that number does
 __device__ __forceinline__ void part_b(
     unsigned block,
-    const float* __restrict__ cos_ptr,
-    const float* __restrict__ sin_ptr,
+    const float* __restrict__ cosine_ptr,
+    const float* __restrict__ sine_ptr,
     const float* __restrict__ q_part_ptr,
     const float* __restrict__ q_part_2_ptr,
     __nv_bfloat16* __restrict__ turned_2_ptr,
     __nv_bfloat16* __restrict__ turned_3_ptr,
     long long B_size,
     long long G_times_H_size,
-    long long cos_stride_B,
-    long long sin_stride_B,
+    long long cosine_stride_B,
+    long long sine_stride_B,
     long long q_part_stride_B,
     long long q_part_stride_G_times_H,
     long long q_part_2_stride_B,
@@ -204,34 +204,34 @@ __device__ __forceinline__ void part_b(
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(G_times_H_size);
   const unsigned G_times_H_at = static_cast<unsigned>(row) % static_cast<unsigned>(G_times_H_size);
-  const float* const cos_row = cos_ptr + B_at * cos_stride_B;
-  const float* const sin_row = sin_ptr + B_at * sin_stride_B;
+  const float* const cosine_row = cosine_ptr + B_at * cosine_stride_B;
+  const float* const sine_row = sine_ptr + B_at * sine_stride_B;
   const float* const q_part_row = q_part_ptr + B_at * q_part_stride_B + G_times_H_at * q_part_stride_G_times_H;
   const float* const q_part_2_row = q_part_2_ptr + B_at * q_part_2_stride_B + G_times_H_at * q_part_2_stride_G_times_H;
   __nv_bfloat16* const turned_2_row = turned_2_ptr + unknown(B_at * turned_2_stride_B + G_times_H_at * turned_2_stride_G_times_H);
   __nv_bfloat16* const turned_3_row = turned_3_ptr + unknown(B_at * turned_3_stride_B + G_times_H_at * turned_3_stride_G_times_H);
   const int col = lane * 4;
 
-  // pass 1 of 1: read q_part, cos, q_part_2, sin; write turned_2, turned_3
+  // pass 1 of 1: read q_part, cosine, q_part_2, sine; write turned_2, turned_3
   {
     const Vec<float, 4> q_part_vec = load<4>(q_part_row + col);
-    const Vec<float, 4> cos_vec = load<4>(cos_row + col);
+    const Vec<float, 4> cosine_vec = load<4>(cosine_row + col);
     const Vec<float, 4> q_part_2_vec = load<4>(q_part_2_row + col);
-    const Vec<float, 4> sin_vec = load<4>(sin_row + col);
+    const Vec<float, 4> sine_vec = load<4>(sine_row + col);
     Vec<__nv_bfloat16, 4> turned_2_vec;
     Vec<__nv_bfloat16, 4> turned_3_vec;
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float q_part = q_part_vec.at[j];
-      const float cos = cos_vec.at[j];
+      const float cosine = cosine_vec.at[j];
       const float q_part_2 = q_part_2_vec.at[j];
-      const float sin = sin_vec.at[j];
-      const float q_part_times_cos = q_part * cos;
-      const float q_part_2_times_sin = q_part_2 * sin;
-      const float sub = q_part_times_cos - q_part_2_times_sin;
-      const float q_part_2_times_cos = q_part_2 * cos;
-      const float q_part_times_sin = q_part * sin;
-      const float add = q_part_2_times_cos + q_part_times_sin;
+      const float sine = sine_vec.at[j];
+      const float q_part_times_cosine = q_part * cosine;
+      const float q_part_2_times_sine = q_part_2 * sine;
+      const float sub = q_part_times_cosine - q_part_2_times_sine;
+      const float q_part_2_times_cosine = q_part_2 * cosine;
+      const float q_part_times_sine = q_part * sine;
+      const float add = q_part_2_times_cosine + q_part_times_sine;
       turned_2_vec.at[j] = __float2bfloat16_rn(sub);
       turned_3_vec.at[j] = __float2bfloat16_rn(add);
     }
@@ -242,8 +242,8 @@ __device__ __forceinline__ void part_b(
 
 extern "C" __global__ void __launch_bounds__(128)
 decoder_layer_keys_turned(
-    const float* __restrict__ a_cos_ptr,
-    const float* __restrict__ a_sin_ptr,
+    const float* __restrict__ a_cosine_ptr,
+    const float* __restrict__ a_sine_ptr,
     const int* __restrict__ a_slots_ptr,
     const float* __restrict__ a_k__part_ptr,
     const float* __restrict__ a_k__part_2_ptr,
@@ -253,8 +253,8 @@ decoder_layer_keys_turned(
     __nv_bfloat16* __restrict__ a_keys_part_2_ptr,
     __nv_bfloat16* __restrict__ a_values_part_ptr,
     __nv_bfloat16* __restrict__ a_values_part_2_ptr,
-    const float* __restrict__ b_cos_ptr,
-    const float* __restrict__ b_sin_ptr,
+    const float* __restrict__ b_cosine_ptr,
+    const float* __restrict__ b_sine_ptr,
     const float* __restrict__ b_q_part_ptr,
     const float* __restrict__ b_q_part_2_ptr,
     __nv_bfloat16* __restrict__ b_turned_2_ptr,
@@ -262,8 +262,8 @@ decoder_layer_keys_turned(
     long long blocks_a,
     long long a_B_size,
     long long a_H_size,
-    long long a_cos_stride_B,
-    long long a_sin_stride_B,
+    long long a_cosine_stride_B,
+    long long a_sine_stride_B,
     long long a_slots_stride_B,
     long long a_k__part_stride_B,
     long long a_k__part_stride_H,
@@ -287,8 +287,8 @@ decoder_layer_keys_turned(
     long long a_values_part_2_stride_H,
     long long b_B_size,
     long long b_G_times_H_size,
-    long long b_cos_stride_B,
-    long long b_sin_stride_B,
+    long long b_cosine_stride_B,
+    long long b_sine_stride_B,
     long long b_q_part_stride_B,
     long long b_q_part_stride_G_times_H,
     long long b_q_part_2_stride_B,
@@ -300,9 +300,9 @@ decoder_layer_keys_turned(
 {
   unsigned block = blockIdx.x;  // the first blocks do the first step
   if (block < blocks_a) {
-    part_a(block, a_cos_ptr, a_sin_ptr, a_slots_ptr, a_k__part_ptr, a_k__part_2_ptr, a_v__part_ptr, a_v__part_2_ptr,
-        a_keys_part_ptr, a_keys_part_2_ptr, a_values_part_ptr, a_values_part_2_ptr, a_B_size, a_H_size, a_cos_stride_B,
-        a_sin_stride_B, a_slots_stride_B, a_k__part_stride_B, a_k__part_stride_H, a_k__part_2_stride_B,
+    part_a(block, a_cosine_ptr, a_sine_ptr, a_slots_ptr, a_k__part_ptr, a_k__part_2_ptr, a_v__part_ptr, a_v__part_2_ptr,
+        a_keys_part_ptr, a_keys_part_2_ptr, a_values_part_ptr, a_values_part_2_ptr, a_B_size, a_H_size, a_cosine_stride_B,
+        a_sine_stride_B, a_slots_stride_B, a_k__part_stride_B, a_k__part_stride_H, a_k__part_2_stride_B,
         a_k__part_2_stride_H, a_v__part_stride_B, a_v__part_stride_H, a_v__part_2_stride_B, a_v__part_2_stride_H,
         a_keys_part_count, a_keys_part_stride, a_keys_part_stride_H, a_keys_part_2_count, a_keys_part_2_stride,
         a_keys_part_2_stride_H, a_values_part_count, a_values_part_stride, a_values_part_stride_H, a_values_part_2_count,
@@ -310,8 +310,8 @@ decoder_layer_keys_turned(
     return;
   }
   block -= static_cast<unsigned>(blocks_a);
-  part_b(block, b_cos_ptr, b_sin_ptr, b_q_part_ptr, b_q_part_2_ptr, b_turned_2_ptr, b_turned_3_ptr, b_B_size,
-      b_G_times_H_size, b_cos_stride_B, b_sin_stride_B, b_q_part_stride_B, b_q_part_stride_G_times_H, b_q_part_2_stride_B,
-      b_q_part_2_stride_G_times_H, b_turned_2_stride_B, b_turned_2_stride_G_times_H, b_turned_3_stride_B,
-      b_turned_3_stride_G_times_H);
+  part_b(block, b_cosine_ptr, b_sine_ptr, b_q_part_ptr, b_q_part_2_ptr, b_turned_2_ptr, b_turned_3_ptr, b_B_size,
+      b_G_times_H_size, b_cosine_stride_B, b_sine_stride_B, b_q_part_stride_B, b_q_part_stride_G_times_H,
+      b_q_part_2_stride_B, b_q_part_2_stride_G_times_H, b_turned_2_stride_B, b_turned_2_stride_G_times_H,
+      b_turned_3_stride_B, b_turned_3_stride_G_times_H);
 }

@@ -13,7 +13,7 @@
 //    traffic  69.2 MB moved, 69.2 MB ideal, 203.4 MB unfused in 2 launches
 //    floor    33.9 us at 2.039 TB/s; memory-bound at 0.73 flop/B
 //    rounding turned_2 to bf16 when stored; turned_3 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; cos, sin, q_part, q_part_2, turned_2, turned_3:
+//    needs    rows of 64 elements, next to each other; cosine, sine, q_part, q_part_2, turned_2, turned_3:
 //             address and strides in multiples of 16 B
 //
 // b. decoder_layer_prefill_keys  f32[S, 1, E_half], f32[S, 1, E_half], i32[S, 1, 1], bf16[S, H, E_half], bf16[S, H, E_half], bf16[S, H,
@@ -32,8 +32,9 @@
 //    floor    21.6 us at 2.039 TB/s; memory-bound at 0.29 flop/B
 //    rounding keys_2 to bf16 when stored; keys_3 to bf16 when stored; keys_4 to bf16 when stored; keys_5
 //             to bf16 when stored; values to bf16 when stored; values_2 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; cos, sin, k__part, k__part_2, v__part, v__part_2,
-//             keys_2, keys_3, keys_4, keys_5, values, values_2: address and strides in multiples of 16 B
+//    needs    rows of 64 elements, next to each other; cosine, sine, k__part, k__part_2, v__part,
+//             v__part_2, keys_2, keys_3, keys_4, keys_5, values, values_2: address and strides in
+//             multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -65,16 +66,16 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 // turned: what the step's block of that number does
 __device__ __forceinline__ void part_a(
     unsigned block,
-    const float* __restrict__ cos_ptr,
-    const float* __restrict__ sin_ptr,
+    const float* __restrict__ cosine_ptr,
+    const float* __restrict__ sine_ptr,
     const __nv_bfloat16* __restrict__ q_part_ptr,
     const __nv_bfloat16* __restrict__ q_part_2_ptr,
     __nv_bfloat16* __restrict__ turned_2_ptr,
     __nv_bfloat16* __restrict__ turned_3_ptr,
     long long S_size,
     long long G_times_H_size,
-    long long cos_stride_S,
-    long long sin_stride_S,
+    long long cosine_stride_S,
+    long long sine_stride_S,
     long long q_part_stride_S,
     long long q_part_stride_G_times_H,
     long long q_part_2_stride_S,
@@ -93,34 +94,34 @@ __device__ __forceinline__ void part_a(
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const unsigned S_at = static_cast<unsigned>(row) / static_cast<unsigned>(G_times_H_size);
   const unsigned G_times_H_at = static_cast<unsigned>(row) % static_cast<unsigned>(G_times_H_size);
-  const float* const cos_row = cos_ptr + S_at * cos_stride_S;
-  const float* const sin_row = sin_ptr + S_at * sin_stride_S;
+  const float* const cosine_row = cosine_ptr + S_at * cosine_stride_S;
+  const float* const sine_row = sine_ptr + S_at * sine_stride_S;
   const __nv_bfloat16* const q_part_row = q_part_ptr + S_at * q_part_stride_S + G_times_H_at * q_part_stride_G_times_H;
   const __nv_bfloat16* const q_part_2_row = q_part_2_ptr + S_at * q_part_2_stride_S + G_times_H_at * q_part_2_stride_G_times_H;
   __nv_bfloat16* const turned_2_row = turned_2_ptr + unknown(S_at * turned_2_stride_S + G_times_H_at * turned_2_stride_G_times_H);
   __nv_bfloat16* const turned_3_row = turned_3_ptr + unknown(S_at * turned_3_stride_S + G_times_H_at * turned_3_stride_G_times_H);
   const int col = lane * 8;
 
-  // pass 1 of 1: read q_part, cos, q_part_2, sin; write turned_2, turned_3
+  // pass 1 of 1: read q_part, cosine, q_part_2, sine; write turned_2, turned_3
   {
     const Vec<__nv_bfloat16, 8> q_part_vec = load<8>(q_part_row + col);
-    const Vec<float, 8> cos_vec = load<8>(cos_row + col);
+    const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__nv_bfloat16, 8> q_part_2_vec = load<8>(q_part_2_row + col);
-    const Vec<float, 8> sin_vec = load<8>(sin_row + col);
+    const Vec<float, 8> sine_vec = load<8>(sine_row + col);
     Vec<__nv_bfloat16, 8> turned_2_vec;
     Vec<__nv_bfloat16, 8> turned_3_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float q_part = __bfloat162float(q_part_vec.at[j]);
-      const float cos = cos_vec.at[j];
+      const float cosine = cosine_vec.at[j];
       const float q_part_2 = __bfloat162float(q_part_2_vec.at[j]);
-      const float sin = sin_vec.at[j];
-      const float q_part_times_cos = q_part * cos;
-      const float q_part_2_times_sin = q_part_2 * sin;
-      const float sub = q_part_times_cos - q_part_2_times_sin;
-      const float q_part_2_times_cos = q_part_2 * cos;
-      const float q_part_times_sin = q_part * sin;
-      const float add = q_part_2_times_cos + q_part_times_sin;
+      const float sine = sine_vec.at[j];
+      const float q_part_times_cosine = q_part * cosine;
+      const float q_part_2_times_sine = q_part_2 * sine;
+      const float sub = q_part_times_cosine - q_part_2_times_sine;
+      const float q_part_2_times_cosine = q_part_2 * cosine;
+      const float q_part_times_sine = q_part * sine;
+      const float add = q_part_2_times_cosine + q_part_times_sine;
       turned_2_vec.at[j] = __float2bfloat16_rn(sub);
       turned_3_vec.at[j] = __float2bfloat16_rn(add);
     }
@@ -132,8 +133,8 @@ __device__ __forceinline__ void part_a(
 // keys: what the step's block of that number does
 __device__ __forceinline__ void part_b(
     unsigned block,
-    const float* __restrict__ cos_ptr,
-    const float* __restrict__ sin_ptr,
+    const float* __restrict__ cosine_ptr,
+    const float* __restrict__ sine_ptr,
     const int* __restrict__ slots_ptr,
     const __nv_bfloat16* __restrict__ k__part_ptr,
     const __nv_bfloat16* __restrict__ k__part_2_ptr,
@@ -147,8 +148,8 @@ __device__ __forceinline__ void part_b(
     __nv_bfloat16* __restrict__ values_2_ptr,
     long long S_size,
     long long H_size,
-    long long cos_stride_S,
-    long long sin_stride_S,
+    long long cosine_stride_S,
+    long long sine_stride_S,
     long long slots_stride_S,
     long long k__part_stride_S,
     long long k__part_stride_H,
@@ -184,8 +185,8 @@ __device__ __forceinline__ void part_b(
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const unsigned S_at = static_cast<unsigned>(row) / static_cast<unsigned>(H_size);
   const unsigned H_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_size);
-  const float* const cos_row = cos_ptr + S_at * cos_stride_S;
-  const float* const sin_row = sin_ptr + S_at * sin_stride_S;
+  const float* const cosine_row = cosine_ptr + S_at * cosine_stride_S;
+  const float* const sine_row = sine_ptr + S_at * sine_stride_S;
   const int* const slots_row = slots_ptr + S_at * slots_stride_S;
   const __nv_bfloat16* const k__part_row = k__part_ptr + S_at * k__part_stride_S + H_at * k__part_stride_H;
   const __nv_bfloat16* const k__part_2_row = k__part_2_ptr + S_at * k__part_2_stride_S + H_at * k__part_2_stride_H;
@@ -204,13 +205,13 @@ __device__ __forceinline__ void part_b(
   __nv_bfloat16* const values_2_row = values_2_ptr + (values_2_found ? slots : 0) * values_2_stride + H_at * values_2_stride_H;
   const int col = lane * 8;
 
-  // pass 1 of 1: read k__part, cos, k__part_2, sin, v__part, v__part_2; write keys_2, keys_3, keys_4, keys_5,
+  // pass 1 of 1: read k__part, cosine, k__part_2, sine, v__part, v__part_2; write keys_2, keys_3, keys_4, keys_5,
   //   values, values_2
   {
     const Vec<__nv_bfloat16, 8> k__part_vec = load<8>(k__part_row + col);
-    const Vec<float, 8> cos_vec = load<8>(cos_row + col);
+    const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__nv_bfloat16, 8> k__part_2_vec = load<8>(k__part_2_row + col);
-    const Vec<float, 8> sin_vec = load<8>(sin_row + col);
+    const Vec<float, 8> sine_vec = load<8>(sine_row + col);
     const Vec<__nv_bfloat16, 8> v__part_vec = load<8>(v__part_row + col);
     const Vec<__nv_bfloat16, 8> v__part_2_vec = load<8>(v__part_2_row + col);
     Vec<__nv_bfloat16, 8> keys_2_vec;
@@ -222,17 +223,17 @@ __device__ __forceinline__ void part_b(
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float k__part = __bfloat162float(k__part_vec.at[j]);
-      const float cos = cos_vec.at[j];
+      const float cosine = cosine_vec.at[j];
       const float k__part_2 = __bfloat162float(k__part_2_vec.at[j]);
-      const float sin = sin_vec.at[j];
+      const float sine = sine_vec.at[j];
       const float v__part = __bfloat162float(v__part_vec.at[j]);
       const float v__part_2 = __bfloat162float(v__part_2_vec.at[j]);
-      const float k__part_times_cos = k__part * cos;
-      const float k__part_2_times_sin = k__part_2 * sin;
-      const float sub = k__part_times_cos - k__part_2_times_sin;
-      const float k__part_2_times_cos = k__part_2 * cos;
-      const float k__part_times_sin = k__part * sin;
-      const float add = k__part_2_times_cos + k__part_times_sin;
+      const float k__part_times_cosine = k__part * cosine;
+      const float k__part_2_times_sine = k__part_2 * sine;
+      const float sub = k__part_times_cosine - k__part_2_times_sine;
+      const float k__part_2_times_cosine = k__part_2 * cosine;
+      const float k__part_times_sine = k__part * sine;
+      const float add = k__part_2_times_cosine + k__part_times_sine;
       keys_2_vec.at[j] = __float2bfloat16_rn(sub);
       keys_3_vec.at[j] = __float2bfloat16_rn(add);
       keys_4_vec.at[j] = __float2bfloat16_rn(sub);
@@ -251,14 +252,14 @@ __device__ __forceinline__ void part_b(
 
 extern "C" __global__ void __launch_bounds__(128)
 decoder_layer_prefill_turned_keys(
-    const float* __restrict__ a_cos_ptr,
-    const float* __restrict__ a_sin_ptr,
+    const float* __restrict__ a_cosine_ptr,
+    const float* __restrict__ a_sine_ptr,
     const __nv_bfloat16* __restrict__ a_q_part_ptr,
     const __nv_bfloat16* __restrict__ a_q_part_2_ptr,
     __nv_bfloat16* __restrict__ a_turned_2_ptr,
     __nv_bfloat16* __restrict__ a_turned_3_ptr,
-    const float* __restrict__ b_cos_ptr,
-    const float* __restrict__ b_sin_ptr,
+    const float* __restrict__ b_cosine_ptr,
+    const float* __restrict__ b_sine_ptr,
     const int* __restrict__ b_slots_ptr,
     const __nv_bfloat16* __restrict__ b_k__part_ptr,
     const __nv_bfloat16* __restrict__ b_k__part_2_ptr,
@@ -273,8 +274,8 @@ decoder_layer_prefill_turned_keys(
     long long blocks_a,
     long long a_S_size,
     long long a_G_times_H_size,
-    long long a_cos_stride_S,
-    long long a_sin_stride_S,
+    long long a_cosine_stride_S,
+    long long a_sine_stride_S,
     long long a_q_part_stride_S,
     long long a_q_part_stride_G_times_H,
     long long a_q_part_2_stride_S,
@@ -285,8 +286,8 @@ decoder_layer_prefill_turned_keys(
     long long a_turned_3_stride_G_times_H,
     long long b_S_size,
     long long b_H_size,
-    long long b_cos_stride_S,
-    long long b_sin_stride_S,
+    long long b_cosine_stride_S,
+    long long b_sine_stride_S,
     long long b_slots_stride_S,
     long long b_k__part_stride_S,
     long long b_k__part_stride_H,
@@ -315,16 +316,16 @@ decoder_layer_prefill_turned_keys(
 {
   unsigned block = blockIdx.x;  // the first blocks do the first step
   if (block < blocks_a) {
-    part_a(block, a_cos_ptr, a_sin_ptr, a_q_part_ptr, a_q_part_2_ptr, a_turned_2_ptr, a_turned_3_ptr, a_S_size,
-        a_G_times_H_size, a_cos_stride_S, a_sin_stride_S, a_q_part_stride_S, a_q_part_stride_G_times_H, a_q_part_2_stride_S,
-        a_q_part_2_stride_G_times_H, a_turned_2_stride_S, a_turned_2_stride_G_times_H, a_turned_3_stride_S,
-        a_turned_3_stride_G_times_H);
+    part_a(block, a_cosine_ptr, a_sine_ptr, a_q_part_ptr, a_q_part_2_ptr, a_turned_2_ptr, a_turned_3_ptr, a_S_size,
+        a_G_times_H_size, a_cosine_stride_S, a_sine_stride_S, a_q_part_stride_S, a_q_part_stride_G_times_H,
+        a_q_part_2_stride_S, a_q_part_2_stride_G_times_H, a_turned_2_stride_S, a_turned_2_stride_G_times_H,
+        a_turned_3_stride_S, a_turned_3_stride_G_times_H);
     return;
   }
   block -= static_cast<unsigned>(blocks_a);
-  part_b(block, b_cos_ptr, b_sin_ptr, b_slots_ptr, b_k__part_ptr, b_k__part_2_ptr, b_v__part_ptr, b_v__part_2_ptr,
+  part_b(block, b_cosine_ptr, b_sine_ptr, b_slots_ptr, b_k__part_ptr, b_k__part_2_ptr, b_v__part_ptr, b_v__part_2_ptr,
       b_keys_2_ptr, b_keys_3_ptr, b_keys_4_ptr, b_keys_5_ptr, b_values_ptr, b_values_2_ptr, b_S_size, b_H_size,
-      b_cos_stride_S, b_sin_stride_S, b_slots_stride_S, b_k__part_stride_S, b_k__part_stride_H, b_k__part_2_stride_S,
+      b_cosine_stride_S, b_sine_stride_S, b_slots_stride_S, b_k__part_stride_S, b_k__part_stride_H, b_k__part_2_stride_S,
       b_k__part_2_stride_H, b_v__part_stride_S, b_v__part_stride_H, b_v__part_2_stride_S, b_v__part_2_stride_H,
       b_keys_2_stride_S, b_keys_2_stride_H, b_keys_3_stride_S, b_keys_3_stride_H, b_keys_4_count, b_keys_4_stride,
       b_keys_4_stride_H, b_keys_5_count, b_keys_5_stride, b_keys_5_stride_H, b_values_count, b_values_stride,

@@ -7,8 +7,8 @@ Operands, with leading axes of any size:
     k: bf16[T, K, D]
     q_gain: bf16[D]
     k_gain: bf16[D]
-    cos: f32[T, 1, D // 2]
-    sin: f32[T, 1, D // 2]
+    cosine: f32[T, 1, D // 2]
+    sine: f32[T, 1, D // 2]
 
 Returns q_turned bf16[T, H, D], k_turned bf16[T, K, D]; floats are left in float64, not yet rounded to the storage type.
 """
@@ -17,14 +17,14 @@ import numpy as np
 
 
 @np.errstate(all="ignore")
-def qk_norm_rope(q, k, q_gain, k_gain, cos, sin):
+def qk_norm_rope(q, k, q_gain, k_gain, cosine, sine):
     D = q.shape[2]
     q = np.asarray(q).astype(np.float64)
     k = np.asarray(k).astype(np.float64)
     q_gain = np.asarray(q_gain).astype(np.float64)
     k_gain = np.asarray(k_gain).astype(np.float64)
-    cos = np.asarray(cos).astype(np.float64)
-    sin = np.asarray(sin).astype(np.float64)
+    cosine = np.asarray(cosine).astype(np.float64)
+    sine = np.asarray(sine).astype(np.float64)
     split = q[:, :, 0:D // 2]
     view_of_q = q[:, :, D // 2:D]
     view_of_q_gain = q_gain[0:D // 2]
@@ -43,13 +43,13 @@ def qk_norm_rope(q, k, q_gain, k_gain, cos, sin):
     mul = split_times_rsqrt * view_of_q_gain
     view_of_q_times_rsqrt = view_of_q * rsqrt_
     mul_2 = view_of_q_times_rsqrt * split_2
-    mul_times_cos = mul * cos
-    mul_2_times_sin = mul_2 * sin
-    mul_times_cos_minus_mul_2_times_sin = mul_times_cos - mul_2_times_sin
-    mul_2_times_cos = mul_2 * cos
-    mul_times_sin = mul * sin
-    mul_2_times_cos_plus_mul_times_sin = mul_2_times_cos + mul_times_sin
-    q_turned = np.concatenate([mul_times_cos_minus_mul_2_times_sin, mul_2_times_cos_plus_mul_times_sin], axis=-1)
+    mul_times_cosine = mul * cosine
+    mul_2_times_sine = mul_2 * sine
+    mul_times_cosine_minus_mul_2_times_sine = mul_times_cosine - mul_2_times_sine
+    mul_2_times_cosine = mul_2 * cosine
+    mul_times_sine = mul * sine
+    add = mul_2_times_cosine + mul_times_sine
+    q_turned = np.concatenate([mul_times_cosine_minus_mul_2_times_sine, add], axis=-1)
     view_of_k = k[:, :, 0:D // 2]
     split_3 = k[:, :, D // 2:D]
     view_of_k_gain = k_gain[0:D // 2]
@@ -68,11 +68,11 @@ def qk_norm_rope(q, k, q_gain, k_gain, cos, sin):
     mul_3 = view_of_k_times_rsqrt_2 * view_of_k_gain
     split_3_times_rsqrt_2 = split_3 * rsqrt_2
     mul_4 = split_3_times_rsqrt_2 * split_4
-    mul_3_times_cos = mul_3 * cos
-    mul_4_times_sin = mul_4 * sin
-    mul_3_times_cos_minus_mul_4_times_sin = mul_3_times_cos - mul_4_times_sin
-    mul_4_times_cos = mul_4 * cos
-    mul_3_times_sin = mul_3 * sin
-    mul_4_times_cos_plus_mul_3_times_sin = mul_4_times_cos + mul_3_times_sin
-    k_turned = np.concatenate([mul_3_times_cos_minus_mul_4_times_sin, mul_4_times_cos_plus_mul_3_times_sin], axis=-1)
+    mul_3_times_cosine = mul_3 * cosine
+    mul_4_times_sine = mul_4 * sine
+    sub = mul_3_times_cosine - mul_4_times_sine
+    mul_4_times_cosine = mul_4 * cosine
+    mul_3_times_sine = mul_3 * sine
+    add_2 = mul_4_times_cosine + mul_3_times_sine
+    k_turned = np.concatenate([sub, add_2], axis=-1)
     return q_turned, k_turned

@@ -13,8 +13,8 @@
 // traffic  276.8 MB moved, 276.8 MB ideal, 1493.2 MB unfused in 6 launches
 // floor    135.8 us at 2.039 TB/s; memory-bound at 0.73 flop/B
 // rounding out_part to bf16 when stored; out_part_2 to bf16 when stored; f32 between
-// needs    rows of 64 elements, next to each other; low, high, cos, sin, out_part, out_part_2: address
-//          and strides in multiples of 16 B
+// needs    rows of 64 elements, next to each other; low, high, cosine, sine, out_part, out_part_2:
+//          address and strides in multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -47,8 +47,8 @@ extern "C" __global__ void __launch_bounds__(128)
 rope_neox(
     const __nv_bfloat16* __restrict__ low_ptr,
     const __nv_bfloat16* __restrict__ high_ptr,
-    const float* __restrict__ cos_ptr,
-    const float* __restrict__ sin_ptr,
+    const float* __restrict__ cosine_ptr,
+    const float* __restrict__ sine_ptr,
     __nv_bfloat16* __restrict__ out_part_ptr,
     __nv_bfloat16* __restrict__ out_part_2_ptr,
     long long T_size,
@@ -57,8 +57,8 @@ rope_neox(
     long long low_stride_H,
     long long high_stride_T,
     long long high_stride_H,
-    long long cos_stride_T,
-    long long sin_stride_T,
+    long long cosine_stride_T,
+    long long sine_stride_T,
     long long out_part_stride_T,
     long long out_part_stride_H,
     long long out_part_2_stride_T,
@@ -75,32 +75,32 @@ rope_neox(
   const unsigned H_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_size);
   const __nv_bfloat16* const low_row = low_ptr + T_at * low_stride_T + H_at * low_stride_H;
   const __nv_bfloat16* const high_row = high_ptr + T_at * high_stride_T + H_at * high_stride_H;
-  const float* const cos_row = cos_ptr + T_at * cos_stride_T;
-  const float* const sin_row = sin_ptr + T_at * sin_stride_T;
+  const float* const cosine_row = cosine_ptr + T_at * cosine_stride_T;
+  const float* const sine_row = sine_ptr + T_at * sine_stride_T;
   __nv_bfloat16* const out_part_row = out_part_ptr + unknown(T_at * out_part_stride_T + H_at * out_part_stride_H);
   __nv_bfloat16* const out_part_2_row = out_part_2_ptr + unknown(T_at * out_part_2_stride_T + H_at * out_part_2_stride_H);
   const int col = lane * 8;
 
-  // pass 1 of 1: read low, cos, high, sin; write out_part, out_part_2
+  // pass 1 of 1: read low, cosine, high, sine; write out_part, out_part_2
   {
     const Vec<__nv_bfloat16, 8> low_vec = load<8>(low_row + col);
-    const Vec<float, 8> cos_vec = load<8>(cos_row + col);
+    const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__nv_bfloat16, 8> high_vec = load<8>(high_row + col);
-    const Vec<float, 8> sin_vec = load<8>(sin_row + col);
+    const Vec<float, 8> sine_vec = load<8>(sine_row + col);
     Vec<__nv_bfloat16, 8> out_part_vec;
     Vec<__nv_bfloat16, 8> out_part_2_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float low = __bfloat162float(low_vec.at[j]);
-      const float cos = cos_vec.at[j];
+      const float cosine = cosine_vec.at[j];
       const float high = __bfloat162float(high_vec.at[j]);
-      const float sin = sin_vec.at[j];
-      const float low_times_cos = low * cos;
-      const float high_times_sin = high * sin;
-      const float sub = low_times_cos - high_times_sin;
-      const float high_times_cos = high * cos;
-      const float low_times_sin = low * sin;
-      const float add = high_times_cos + low_times_sin;
+      const float sine = sine_vec.at[j];
+      const float low_times_cosine = low * cosine;
+      const float high_times_sine = high * sine;
+      const float sub = low_times_cosine - high_times_sine;
+      const float high_times_cosine = high * cosine;
+      const float low_times_sine = low * sine;
+      const float add = high_times_cosine + low_times_sine;
       out_part_vec.at[j] = __float2bfloat16_rn(sub);
       out_part_2_vec.at[j] = __float2bfloat16_rn(add);
     }

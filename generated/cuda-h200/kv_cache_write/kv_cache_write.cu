@@ -124,7 +124,7 @@ kv_cache_write(
   __nv_bfloat16* const v_3_row = v_3_ptr + (v_3_found ? slots : 0) * v_3_stride + H_at * v_3_stride_H;
   const int col = lane * 8;
 
-  // pass 1 of 1: read low, high, v_part, v_part_2, cos, sin; write out0_part, out0_part_2, v_2, v_3
+  // pass 1 of 1: read low, high, v_part, v_part_2, cosine, sine; write out0_part, out0_part_2, v_2, v_3
   {
     const Vec<__nv_bfloat16, 8> low_vec = load<8>(low_row + col);
     const Vec<__nv_bfloat16, 8> high_vec = load<8>(high_row + col);
@@ -142,14 +142,14 @@ kv_cache_write(
       const float high = __bfloat162float(high_vec.at[j]);
       const float v_part = __bfloat162float(v_part_vec.at[j]);
       const float v_part_2 = __bfloat162float(v_part_2_vec.at[j]);
-      const float cos = rotations_part_found ? rotations_part_vec.at[j] : 0.0f;
-      const float sin = rotations_part_2_found ? rotations_part_2_vec.at[j] : 0.0f;
-      const float low_times_cos = low * cos;
-      const float high_times_sin = high * sin;
-      const float sub = low_times_cos - high_times_sin;
-      const float high_times_cos = high * cos;
-      const float low_times_sin = low * sin;
-      const float add = high_times_cos + low_times_sin;
+      const float cosine = rotations_part_found ? rotations_part_vec.at[j] : 0.0f;
+      const float sine = rotations_part_2_found ? rotations_part_2_vec.at[j] : 0.0f;
+      const float low_times_cosine = low * cosine;
+      const float high_times_sine = high * sine;
+      const float sub = low_times_cosine - high_times_sine;
+      const float high_times_cosine = high * cosine;
+      const float low_times_sine = low * sine;
+      const float add = high_times_cosine + low_times_sine;
       out0_part_vec.at[j] = __float2bfloat16_rn(sub);
       out0_part_2_vec.at[j] = __float2bfloat16_rn(add);
       v_2_vec.at[j] = __float2bfloat16_rn(v_part);

@@ -52,16 +52,16 @@ def kv_cache_write(k, v_, rotations, positions, slots, k_cache, v_cache):
     gather = positions[..., None]
     gather_2 = rows_at(rotations, gather)
     slice = gather_2[:, None]
-    cos = slice[:, :, 0:D // 2]
-    sin = slice[:, :, D // 2:D]
+    cosine = slice[:, :, 0:D // 2]
+    sine = slice[:, :, D // 2:D]
     low = k[:, :, 0:D // 2]
-    low_times_cos = low * cos
+    low_times_cosine = low * cosine
     high = k[:, :, D // 2:D]
-    high_times_sin = high * sin
-    sub = low_times_cos - high_times_sin
-    high_times_cos = high * cos
-    low_times_sin = low * sin
-    add = high_times_cos + low_times_sin
+    high_times_sine = high * sine
+    sub = low_times_cosine - high_times_sine
+    high_times_cosine = high * cosine
+    low_times_sine = low * sine
+    add = high_times_cosine + low_times_sine
     rope = np.concatenate([sub, add], axis=-1)
     scatter = slots[..., None, None]
     out0 = rows_put(k_cache, scatter, rope)

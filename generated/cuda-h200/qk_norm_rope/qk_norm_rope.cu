@@ -15,9 +15,9 @@
 //    traffic  276.8 MB moved, 276.8 MB ideal, 2446.3 MB unfused in 18 launches
 //    floor    57.7 us at 4.8 TB/s; memory-bound at 1.73 flop/B
 //    rounding q_turned_part to bf16 when stored; q_turned_part_2 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; q_part, q_part_2, q_gain_part, q_gain_part_2, cos,
-//             sin, q_turned_part, q_turned_part_2: address and strides in multiples of 16 B; q_gain_part
-//             [D_half], q_gain_part_2 [D_half] shared by every row
+//    needs    rows of 64 elements, next to each other; q_part, q_part_2, q_gain_part, q_gain_part_2,
+//             cosine, sine, q_turned_part, q_turned_part_2: address and strides in multiples of 16 B;
+//             q_gain_part [D_half], q_gain_part_2 [D_half] shared by every row
 //
 // b. qk_norm_rope_k_turned  bf16[T, K, D_half], bf16[T, K, D_half], bf16[D_half], bf16[D_half], f32[T, 1, D_half], f32[T, 1, D_half] ->
 //      bf16[T, K, D_half], bf16[T, K, D_half]  at T=16384 K=8 D_half=64
@@ -32,9 +32,9 @@
 //    traffic  75.5 MB moved, 75.5 MB ideal, 624.2 MB unfused in 18 launches
 //    floor    15.7 us at 4.8 TB/s; memory-bound at 1.59 flop/B
 //    rounding k_turned_part to bf16 when stored; k_turned_part_2 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; k_part, k_part_2, k_gain_part, k_gain_part_2, cos,
-//             sin, k_turned_part, k_turned_part_2: address and strides in multiples of 16 B; k_gain_part
-//             [D_half], k_gain_part_2 [D_half] shared by every row
+//    needs    rows of 64 elements, next to each other; k_part, k_part_2, k_gain_part, k_gain_part_2,
+//             cosine, sine, k_turned_part, k_turned_part_2: address and strides in multiples of 16 B;
+//             k_gain_part [D_half], k_gain_part_2 [D_half] shared by every row
 
 #include <cuda_bf16.h>
 
@@ -94,8 +94,8 @@ __device__ __forceinline__ void part_a(
     const __nv_bfloat16* __restrict__ q_part_2_ptr,
     const __nv_bfloat16* __restrict__ q_gain_part_ptr,
     const __nv_bfloat16* __restrict__ q_gain_part_2_ptr,
-    const float* __restrict__ cos_ptr,
-    const float* __restrict__ sin_ptr,
+    const float* __restrict__ cosine_ptr,
+    const float* __restrict__ sine_ptr,
     __nv_bfloat16* __restrict__ q_turned_part_ptr,
     __nv_bfloat16* __restrict__ q_turned_part_2_ptr,
     long long T_size,
@@ -104,8 +104,8 @@ __device__ __forceinline__ void part_a(
     long long q_part_stride_H,
     long long q_part_2_stride_T,
     long long q_part_2_stride_H,
-    long long cos_stride_T,
-    long long sin_stride_T,
+    long long cosine_stride_T,
+    long long sine_stride_T,
     long long q_turned_part_stride_T,
     long long q_turned_part_stride_H,
     long long q_turned_part_2_stride_T,
@@ -122,8 +122,8 @@ __device__ __forceinline__ void part_a(
   const unsigned H_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_size);
   const __nv_bfloat16* const q_part_row = q_part_ptr + T_at * q_part_stride_T + H_at * q_part_stride_H;
   const __nv_bfloat16* const q_part_2_row = q_part_2_ptr + T_at * q_part_2_stride_T + H_at * q_part_2_stride_H;
-  const float* const cos_row = cos_ptr + T_at * cos_stride_T;
-  const float* const sin_row = sin_ptr + T_at * sin_stride_T;
+  const float* const cosine_row = cosine_ptr + T_at * cosine_stride_T;
+  const float* const sine_row = sine_ptr + T_at * sine_stride_T;
   __nv_bfloat16* const q_turned_part_row = q_turned_part_ptr + unknown(T_at * q_turned_part_stride_T + H_at * q_turned_part_stride_H);
   __nv_bfloat16* const q_turned_part_2_row = q_turned_part_2_ptr + unknown(T_at * q_turned_part_2_stride_T
       + H_at * q_turned_part_2_stride_H);
@@ -157,14 +157,14 @@ __device__ __forceinline__ void part_a(
   const float quotient_2_plus_eps = quotient_2 + 1e-06f;
   const float rsqrt_ = rsqrtf(quotient_2_plus_eps);
 
-  // pass 2 of 2: read q_gain_part, cos, q_gain_part_2, sin; write q_turned_part, q_turned_part_2
+  // pass 2 of 2: read q_gain_part, cosine, q_gain_part_2, sine; write q_turned_part, q_turned_part_2
   leave_packed(q_part_vec);
   leave_packed(q_part_2_vec);
   {
     const Vec<__nv_bfloat16, 8> q_gain_part_vec = load<8>(q_gain_part_ptr + col);
-    const Vec<float, 8> cos_vec = load<8>(cos_row + col);
+    const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__nv_bfloat16, 8> q_gain_part_2_vec = load<8>(q_gain_part_2_ptr + col);
-    const Vec<float, 8> sin_vec = load<8>(sin_row + col);
+    const Vec<float, 8> sine_vec = load<8>(sine_row + col);
     Vec<__nv_bfloat16, 8> q_turned_part_vec;
     Vec<__nv_bfloat16, 8> q_turned_part_2_vec;
     #pragma unroll
@@ -172,21 +172,21 @@ __device__ __forceinline__ void part_a(
       const float q_part = __bfloat162float(q_part_vec.at[j]);
       const float q_part_2 = __bfloat162float(q_part_2_vec.at[j]);
       const float q_gain_part = __bfloat162float(q_gain_part_vec.at[j]);
-      const float cos = cos_vec.at[j];
+      const float cosine = cosine_vec.at[j];
       const float q_gain_part_2 = __bfloat162float(q_gain_part_2_vec.at[j]);
-      const float sin = sin_vec.at[j];
+      const float sine = sine_vec.at[j];
       const float q_part_times_rsqrt = q_part * rsqrt_;
       const float mul = q_part_times_rsqrt * q_gain_part;
       const float q_part_2_times_rsqrt = q_part_2 * rsqrt_;
       const float mul_2 = q_part_2_times_rsqrt * q_gain_part_2;
-      const float mul_times_cos = mul * cos;
-      const float mul_2_times_sin = mul_2 * sin;
-      const float sub = mul_times_cos - mul_2_times_sin;
-      const float mul_2_times_cos = mul_2 * cos;
-      const float mul_times_sin = mul * sin;
-      const float mul_2_times_cos_plus_mul_times_sin = mul_2_times_cos + mul_times_sin;
+      const float mul_times_cosine = mul * cosine;
+      const float mul_2_times_sine = mul_2 * sine;
+      const float sub = mul_times_cosine - mul_2_times_sine;
+      const float mul_2_times_cosine = mul_2 * cosine;
+      const float mul_times_sine = mul * sine;
+      const float q_turned_part_2 = mul_2_times_cosine + mul_times_sine;
       q_turned_part_vec.at[j] = __float2bfloat16_rn(sub);
-      q_turned_part_2_vec.at[j] = __float2bfloat16_rn(mul_2_times_cos_plus_mul_times_sin);
+      q_turned_part_2_vec.at[j] = __float2bfloat16_rn(q_turned_part_2);
     }
     if (live) store<8>(q_turned_part_row + col, q_turned_part_vec);
     if (live) store<8>(q_turned_part_2_row + col, q_turned_part_2_vec);
@@ -200,8 +200,8 @@ __device__ __forceinline__ void part_b(
     const __nv_bfloat16* __restrict__ k_part_2_ptr,
     const __nv_bfloat16* __restrict__ k_gain_part_ptr,
     const __nv_bfloat16* __restrict__ k_gain_part_2_ptr,
-    const float* __restrict__ cos_ptr,
-    const float* __restrict__ sin_ptr,
+    const float* __restrict__ cosine_ptr,
+    const float* __restrict__ sine_ptr,
     __nv_bfloat16* __restrict__ k_turned_part_ptr,
     __nv_bfloat16* __restrict__ k_turned_part_2_ptr,
     long long T_size,
@@ -210,8 +210,8 @@ __device__ __forceinline__ void part_b(
     long long k_part_stride_K,
     long long k_part_2_stride_T,
     long long k_part_2_stride_K,
-    long long cos_stride_T,
-    long long sin_stride_T,
+    long long cosine_stride_T,
+    long long sine_stride_T,
     long long k_turned_part_stride_T,
     long long k_turned_part_stride_K,
     long long k_turned_part_2_stride_T,
@@ -228,8 +228,8 @@ __device__ __forceinline__ void part_b(
   const unsigned K_at = static_cast<unsigned>(row) % static_cast<unsigned>(K_size);
   const __nv_bfloat16* const k_part_row = k_part_ptr + T_at * k_part_stride_T + K_at * k_part_stride_K;
   const __nv_bfloat16* const k_part_2_row = k_part_2_ptr + T_at * k_part_2_stride_T + K_at * k_part_2_stride_K;
-  const float* const cos_row = cos_ptr + T_at * cos_stride_T;
-  const float* const sin_row = sin_ptr + T_at * sin_stride_T;
+  const float* const cosine_row = cosine_ptr + T_at * cosine_stride_T;
+  const float* const sine_row = sine_ptr + T_at * sine_stride_T;
   __nv_bfloat16* const k_turned_part_row = k_turned_part_ptr + unknown(T_at * k_turned_part_stride_T + K_at * k_turned_part_stride_K);
   __nv_bfloat16* const k_turned_part_2_row = k_turned_part_2_ptr + unknown(T_at * k_turned_part_2_stride_T
       + K_at * k_turned_part_2_stride_K);
@@ -263,14 +263,14 @@ __device__ __forceinline__ void part_b(
   const float quotient_2_plus_eps = quotient_2 + 1e-06f;
   const float rsqrt_ = rsqrtf(quotient_2_plus_eps);
 
-  // pass 2 of 2: read k_gain_part, cos, k_gain_part_2, sin; write k_turned_part, k_turned_part_2
+  // pass 2 of 2: read k_gain_part, cosine, k_gain_part_2, sine; write k_turned_part, k_turned_part_2
   leave_packed(k_part_vec);
   leave_packed(k_part_2_vec);
   {
     const Vec<__nv_bfloat16, 8> k_gain_part_vec = load<8>(k_gain_part_ptr + col);
-    const Vec<float, 8> cos_vec = load<8>(cos_row + col);
+    const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__nv_bfloat16, 8> k_gain_part_2_vec = load<8>(k_gain_part_2_ptr + col);
-    const Vec<float, 8> sin_vec = load<8>(sin_row + col);
+    const Vec<float, 8> sine_vec = load<8>(sine_row + col);
     Vec<__nv_bfloat16, 8> k_turned_part_vec;
     Vec<__nv_bfloat16, 8> k_turned_part_2_vec;
     #pragma unroll
@@ -278,21 +278,21 @@ __device__ __forceinline__ void part_b(
       const float k_part = __bfloat162float(k_part_vec.at[j]);
       const float k_part_2 = __bfloat162float(k_part_2_vec.at[j]);
       const float k_gain_part = __bfloat162float(k_gain_part_vec.at[j]);
-      const float cos = cos_vec.at[j];
+      const float cosine = cosine_vec.at[j];
       const float k_gain_part_2 = __bfloat162float(k_gain_part_2_vec.at[j]);
-      const float sin = sin_vec.at[j];
+      const float sine = sine_vec.at[j];
       const float k_part_times_rsqrt = k_part * rsqrt_;
       const float mul = k_part_times_rsqrt * k_gain_part;
       const float k_part_2_times_rsqrt = k_part_2 * rsqrt_;
       const float mul_2 = k_part_2_times_rsqrt * k_gain_part_2;
-      const float mul_times_cos = mul * cos;
-      const float mul_2_times_sin = mul_2 * sin;
-      const float sub = mul_times_cos - mul_2_times_sin;
-      const float mul_2_times_cos = mul_2 * cos;
-      const float mul_times_sin = mul * sin;
-      const float mul_2_times_cos_plus_mul_times_sin = mul_2_times_cos + mul_times_sin;
+      const float mul_times_cosine = mul * cosine;
+      const float mul_2_times_sine = mul_2 * sine;
+      const float sub = mul_times_cosine - mul_2_times_sine;
+      const float mul_2_times_cosine = mul_2 * cosine;
+      const float mul_times_sine = mul * sine;
+      const float k_turned_part_2 = mul_2_times_cosine + mul_times_sine;
       k_turned_part_vec.at[j] = __float2bfloat16_rn(sub);
-      k_turned_part_2_vec.at[j] = __float2bfloat16_rn(mul_2_times_cos_plus_mul_times_sin);
+      k_turned_part_2_vec.at[j] = __float2bfloat16_rn(k_turned_part_2);
     }
     if (live) store<8>(k_turned_part_row + col, k_turned_part_vec);
     if (live) store<8>(k_turned_part_2_row + col, k_turned_part_2_vec);
@@ -305,16 +305,16 @@ qk_norm_rope(
     const __nv_bfloat16* __restrict__ a_q_part_2_ptr,
     const __nv_bfloat16* __restrict__ a_q_gain_part_ptr,
     const __nv_bfloat16* __restrict__ a_q_gain_part_2_ptr,
-    const float* __restrict__ a_cos_ptr,
-    const float* __restrict__ a_sin_ptr,
+    const float* __restrict__ a_cosine_ptr,
+    const float* __restrict__ a_sine_ptr,
     __nv_bfloat16* __restrict__ a_q_turned_part_ptr,
     __nv_bfloat16* __restrict__ a_q_turned_part_2_ptr,
     const __nv_bfloat16* __restrict__ b_k_part_ptr,
     const __nv_bfloat16* __restrict__ b_k_part_2_ptr,
     const __nv_bfloat16* __restrict__ b_k_gain_part_ptr,
     const __nv_bfloat16* __restrict__ b_k_gain_part_2_ptr,
-    const float* __restrict__ b_cos_ptr,
-    const float* __restrict__ b_sin_ptr,
+    const float* __restrict__ b_cosine_ptr,
+    const float* __restrict__ b_sine_ptr,
     __nv_bfloat16* __restrict__ b_k_turned_part_ptr,
     __nv_bfloat16* __restrict__ b_k_turned_part_2_ptr,
     long long blocks_a,
@@ -324,8 +324,8 @@ qk_norm_rope(
     long long a_q_part_stride_H,
     long long a_q_part_2_stride_T,
     long long a_q_part_2_stride_H,
-    long long a_cos_stride_T,
-    long long a_sin_stride_T,
+    long long a_cosine_stride_T,
+    long long a_sine_stride_T,
     long long a_q_turned_part_stride_T,
     long long a_q_turned_part_stride_H,
     long long a_q_turned_part_2_stride_T,
@@ -336,8 +336,8 @@ qk_norm_rope(
     long long b_k_part_stride_K,
     long long b_k_part_2_stride_T,
     long long b_k_part_2_stride_K,
-    long long b_cos_stride_T,
-    long long b_sin_stride_T,
+    long long b_cosine_stride_T,
+    long long b_sine_stride_T,
     long long b_k_turned_part_stride_T,
     long long b_k_turned_part_stride_K,
     long long b_k_turned_part_2_stride_T,
@@ -345,15 +345,15 @@ qk_norm_rope(
 {
   unsigned block = blockIdx.x;  // the first blocks do the first step
   if (block < blocks_a) {
-    part_a(block, a_q_part_ptr, a_q_part_2_ptr, a_q_gain_part_ptr, a_q_gain_part_2_ptr, a_cos_ptr, a_sin_ptr,
+    part_a(block, a_q_part_ptr, a_q_part_2_ptr, a_q_gain_part_ptr, a_q_gain_part_2_ptr, a_cosine_ptr, a_sine_ptr,
         a_q_turned_part_ptr, a_q_turned_part_2_ptr, a_T_size, a_H_size, a_q_part_stride_T, a_q_part_stride_H,
-        a_q_part_2_stride_T, a_q_part_2_stride_H, a_cos_stride_T, a_sin_stride_T, a_q_turned_part_stride_T,
+        a_q_part_2_stride_T, a_q_part_2_stride_H, a_cosine_stride_T, a_sine_stride_T, a_q_turned_part_stride_T,
         a_q_turned_part_stride_H, a_q_turned_part_2_stride_T, a_q_turned_part_2_stride_H);
     return;
   }
   block -= static_cast<unsigned>(blocks_a);
-  part_b(block, b_k_part_ptr, b_k_part_2_ptr, b_k_gain_part_ptr, b_k_gain_part_2_ptr, b_cos_ptr, b_sin_ptr,
+  part_b(block, b_k_part_ptr, b_k_part_2_ptr, b_k_gain_part_ptr, b_k_gain_part_2_ptr, b_cosine_ptr, b_sine_ptr,
       b_k_turned_part_ptr, b_k_turned_part_2_ptr, b_T_size, b_K_size, b_k_part_stride_T, b_k_part_stride_K,
-      b_k_part_2_stride_T, b_k_part_2_stride_K, b_cos_stride_T, b_sin_stride_T, b_k_turned_part_stride_T,
+      b_k_part_2_stride_T, b_k_part_2_stride_K, b_cosine_stride_T, b_sine_stride_T, b_k_turned_part_stride_T,
       b_k_turned_part_stride_K, b_k_turned_part_2_stride_T, b_k_turned_part_2_stride_K);
 }

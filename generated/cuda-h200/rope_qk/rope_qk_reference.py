@@ -5,8 +5,8 @@ Pairs are the halves of a head, as in GPT-NeoX and Llama; `out=(q, k)` turns bot
 Operands, with leading axes of any size:
     q: bf16[T, H, D]
     k: bf16[T, K, D]
-    cos: f32[T, 1, D // 2]
-    sin: f32[T, 1, D // 2]
+    cosine: f32[T, 1, D // 2]
+    sine: f32[T, 1, D // 2]
 
 Returns q_turned bf16[T, H, D], k_turned bf16[T, K, D]; floats are left in float64, not yet rounded to the storage type.
 """
@@ -15,28 +15,28 @@ import numpy as np
 
 
 @np.errstate(all="ignore")
-def rope_qk(q, k, cos, sin):
+def rope_qk(q, k, cosine, sine):
     D = q.shape[2]
     q = np.asarray(q).astype(np.float64)
     k = np.asarray(k).astype(np.float64)
-    cos = np.asarray(cos).astype(np.float64)
-    sin = np.asarray(sin).astype(np.float64)
+    cosine = np.asarray(cosine).astype(np.float64)
+    sine = np.asarray(sine).astype(np.float64)
     low = q[:, :, 0:D // 2]
-    low_times_cos = low * cos
+    low_times_cosine = low * cosine
     high = q[:, :, D // 2:D]
-    high_times_sin = high * sin
-    low_times_cos_minus_high_times_sin = low_times_cos - high_times_sin
-    high_times_cos = high * cos
-    low_times_sin = low * sin
-    high_times_cos_plus_low_times_sin = high_times_cos + low_times_sin
-    q_turned = np.concatenate([low_times_cos_minus_high_times_sin, high_times_cos_plus_low_times_sin], axis=-1)
+    high_times_sine = high * sine
+    low_times_cosine_minus_high_times_sine = low_times_cosine - high_times_sine
+    high_times_cosine = high * cosine
+    low_times_sine = low * sine
+    add = high_times_cosine + low_times_sine
+    q_turned = np.concatenate([low_times_cosine_minus_high_times_sine, add], axis=-1)
     low_of_k_turned = k[:, :, 0:D // 2]
-    low_of_k_turned_times_cos = low_of_k_turned * cos
+    low_of_k_turned_times_cosine = low_of_k_turned * cosine
     high_of_k_turned = k[:, :, D // 2:D]
-    high_of_k_turned_times_sin = high_of_k_turned * sin
-    sub = low_of_k_turned_times_cos - high_of_k_turned_times_sin
-    high_of_k_turned_times_cos = high_of_k_turned * cos
-    low_of_k_turned_times_sin = low_of_k_turned * sin
-    add = high_of_k_turned_times_cos + low_of_k_turned_times_sin
-    k_turned = np.concatenate([sub, add], axis=-1)
+    high_of_k_turned_times_sine = high_of_k_turned * sine
+    sub = low_of_k_turned_times_cosine - high_of_k_turned_times_sine
+    high_of_k_turned_times_cosine = high_of_k_turned * cosine
+    low_of_k_turned_times_sine = low_of_k_turned * sine
+    add_2 = high_of_k_turned_times_cosine + low_of_k_turned_times_sine
+    k_turned = np.concatenate([sub, add_2], axis=-1)
     return q_turned, k_turned

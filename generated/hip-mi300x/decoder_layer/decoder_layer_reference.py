@@ -10,8 +10,8 @@ Operands, with leading axes of any size:
     wq: bf16[E * G * H, D]
     wk: bf16[E * H, D]
     wv: bf16[E * H, D]
-    cos: f32[B, 1, E // 2]
-    sin: f32[B, 1, E // 2]
+    cosine: f32[B, 1, E // 2]
+    sine: f32[B, 1, E // 2]
     position: i32[B, 1, 1, 1]
     slots: i32[B]
     k_cache: bf16[B * T, H, E]
@@ -44,15 +44,15 @@ def rows_put(table, index, rows):
 
 
 @np.errstate(all="ignore")
-def decoder_layer(x, norm, wq, wk, wv, cos, sin, position, slots, k_cache, v_cache, wo, norm_2, gate, up, down):
+def decoder_layer(x, norm, wq, wk, wv, cosine, sine, position, slots, k_cache, v_cache, wo, norm_2, gate, up, down):
     B, E, G, H, T, D = x.shape[0], k_cache.shape[2], 4, k_cache.shape[1], 2048, x.shape[1]
     x = np.asarray(x).astype(np.float64)
     norm = np.asarray(norm).astype(np.float64)
     wq = np.asarray(wq).astype(np.float64)
     wk = np.asarray(wk).astype(np.float64)
     wv = np.asarray(wv).astype(np.float64)
-    cos = np.asarray(cos).astype(np.float64)
-    sin = np.asarray(sin).astype(np.float64)
+    cosine = np.asarray(cosine).astype(np.float64)
+    sine = np.asarray(sine).astype(np.float64)
     position = np.asarray(position).astype(np.int32)
     slots = np.asarray(slots).astype(np.int32)
     k_cache = np.asarray(k_cache).astype(np.float64)
@@ -77,25 +77,25 @@ def decoder_layer(x, norm, wq, wk, wv, cos, sin, position, slots, k_cache, v_cac
     v_ = normed @ wv_T
     rearrange = q.reshape(B, G * H, E)
     low = rearrange[:, :, 0:E // 2]
-    low_times_cos = low * cos
+    low_times_cosine = low * cosine
     high = rearrange[:, :, E // 2:E]
-    high_times_sin = high * sin
-    low_times_cos_minus_high_times_sin = low_times_cos - high_times_sin
-    high_times_cos = high * cos
-    low_times_sin = low * sin
-    high_times_cos_plus_low_times_sin = high_times_cos + low_times_sin
-    rope = np.concatenate([low_times_cos_minus_high_times_sin, high_times_cos_plus_low_times_sin], axis=-1)
+    high_times_sine = high * sine
+    low_times_cosine_minus_high_times_sine = low_times_cosine - high_times_sine
+    high_times_cosine = high * cosine
+    low_times_sine = low * sine
+    add = high_times_cosine + low_times_sine
+    rope = np.concatenate([low_times_cosine_minus_high_times_sine, add], axis=-1)
     turned = rope.astype(np.float32).astype(bfloat16).astype(np.float64)
     view_of_k = k_.reshape(B, H, E)
     view_of_view_of_k = view_of_k[:, :, 0:E // 2]
-    mul = view_of_view_of_k * cos
+    mul = view_of_view_of_k * cosine
     rope_2 = view_of_k[:, :, E // 2:E]
-    rope_2_times_sin = rope_2 * sin
-    mul_minus_rope_2_times_sin = mul - rope_2_times_sin
-    rope_2_times_cos = rope_2 * cos
-    mul_2 = view_of_view_of_k * sin
-    rope_2_times_cos_plus_mul_2 = rope_2_times_cos + mul_2
-    rope_3 = np.concatenate([mul_minus_rope_2_times_sin, rope_2_times_cos_plus_mul_2], axis=-1)
+    rope_2_times_sine = rope_2 * sine
+    sub = mul - rope_2_times_sine
+    rope_2_times_cosine = rope_2 * cosine
+    mul_2 = view_of_view_of_k * sine
+    add_2 = rope_2_times_cosine + mul_2
+    rope_3 = np.concatenate([sub, add_2], axis=-1)
     scatter = slots[..., None, None]
     keys = rows_put(k_cache, scatter, rope_3)
     view_of_v = v_.reshape(B, H, E)
@@ -143,5 +143,5 @@ def decoder_layer(x, norm, wq, wk, wv, cos, sin, position, slots, k_cache, v_cac
     activated = mul_3.astype(np.float32).astype(bfloat16).astype(np.float64)
     down_T = np.swapaxes(down, -1, -2)
     activated_times_down = activated @ down_T
-    add = h + activated_times_down
-    return add, keys, values_
+    cast_2 = h + activated_times_down
+    return cast_2, keys, values_

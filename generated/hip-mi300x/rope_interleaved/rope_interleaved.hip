@@ -14,10 +14,10 @@
 // traffic  276.8 MB moved, 276.8 MB ideal, 1493.2 MB unfused in 6 launches
 // floor    52.2 us at 5.3 TB/s; memory-bound at 0.73 flop/B
 // rounding out_part to bf16 when stored; out_part_2 to bf16 when stored; f32 between
-// needs    rows of 64 elements, next to each other; even, odd, cos, sin, out_part, out_part_2: address
-//          and strides in multiples of 16 B; even, odd: by turns the elements of one array, in the
-//          vectors of even; out_part, out_part_2: by turns the elements of one array, in the vectors of
-//          out_part
+// needs    rows of 64 elements, next to each other; even, odd, cosine, sine, out_part, out_part_2:
+//          address and strides in multiples of 16 B; even, odd: by turns the elements of one array, in
+//          the vectors of even; out_part, out_part_2: by turns the elements of one array, in the
+//          vectors of out_part
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -47,16 +47,16 @@ extern "C" __global__ void __launch_bounds__(128)
 rope_interleaved(
     const __bf16* __restrict__ even_ptr,
     const __bf16* __restrict__ odd_ptr,
-    const float* __restrict__ cos_ptr,
-    const float* __restrict__ sin_ptr,
+    const float* __restrict__ cosine_ptr,
+    const float* __restrict__ sine_ptr,
     __bf16* __restrict__ out_part_ptr,
     __bf16* __restrict__ out_part_2_ptr,
     long long T_size,
     long long H_size,
     long long even_stride_T,
     long long even_stride_H,
-    long long cos_stride_T,
-    long long sin_stride_T,
+    long long cosine_stride_T,
+    long long sine_stride_T,
     long long out_part_stride_T,
     long long out_part_stride_H)
 {
@@ -72,29 +72,29 @@ rope_interleaved(
   const unsigned T_at = static_cast<unsigned>(row) / static_cast<unsigned>(H_size);
   const unsigned H_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_size);
   const __bf16* const even_row = even_ptr + T_at * even_stride_T + H_at * even_stride_H;
-  const float* const cos_row = cos_ptr + T_at * cos_stride_T;
-  const float* const sin_row = sin_ptr + T_at * sin_stride_T;
+  const float* const cosine_row = cosine_ptr + T_at * cosine_stride_T;
+  const float* const sine_row = sine_ptr + T_at * sine_stride_T;
   __bf16* const out_part_row = out_part_ptr + unknown(T_at * out_part_stride_T + H_at * out_part_stride_H);
   const int col = lane * 4;
 
-  // pass 1 of 1: read even, cos, odd, sin; write out_part, out_part_2
+  // pass 1 of 1: read even, cosine, odd, sine; write out_part, out_part_2
   {
     const Vec<__bf16, 8> even_vec = load<8>(even_row + col * 2);
-    const Vec<float, 4> cos_vec = load<4>(cos_row + col);
-    const Vec<float, 4> sin_vec = load<4>(sin_row + col);
+    const Vec<float, 4> cosine_vec = load<4>(cosine_row + col);
+    const Vec<float, 4> sine_vec = load<4>(sine_row + col);
     Vec<__bf16, 8> out_part_vec;
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float even = static_cast<float>(even_vec.at[2 * j]);
-      const float cos = cos_vec.at[j];
+      const float cosine = cosine_vec.at[j];
       const float odd = static_cast<float>(even_vec.at[2 * j + 1]);
-      const float sin = sin_vec.at[j];
-      const float even_times_cos = even * cos;
-      const float odd_times_sin = odd * sin;
-      const float sub = even_times_cos - odd_times_sin;
-      const float odd_times_cos = odd * cos;
-      const float even_times_sin = even * sin;
-      const float add = odd_times_cos + even_times_sin;
+      const float sine = sine_vec.at[j];
+      const float even_times_cosine = even * cosine;
+      const float odd_times_sine = odd * sine;
+      const float sub = even_times_cosine - odd_times_sine;
+      const float odd_times_cosine = odd * cosine;
+      const float even_times_sine = even * sine;
+      const float add = odd_times_cosine + even_times_sine;
       out_part_vec.at[2 * j] = static_cast<__bf16>(sub);
       out_part_vec.at[2 * j + 1] = static_cast<__bf16>(add);
     }

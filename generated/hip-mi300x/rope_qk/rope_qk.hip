@@ -13,7 +13,7 @@
 //    traffic  276.8 MB moved, 276.8 MB ideal, 276.8 MB unfused in 1 launch
 //    floor    52.2 us at 5.3 TB/s; memory-bound at 0.73 flop/B
 //    rounding q_turned_part to bf16 when stored; q_turned_part_2 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; low, high, cos, sin, q_turned_part,
+//    needs    rows of 64 elements, next to each other; low, high, cosine, sine, q_turned_part,
 //             q_turned_part_2: address and strides in multiples of 16 B
 //
 // b. rope_qk_k_turned  bf16[T, K, D_half], bf16[T, K, D_half], f32[T, 1, D_half], f32[T, 1, D_half] -> bf16[T, K, D_half], bf16[T, K, D_half]
@@ -27,7 +27,7 @@
 //    traffic  75.5 MB moved, 75.5 MB ideal, 75.5 MB unfused in 1 launch
 //    floor    14.2 us at 5.3 TB/s; memory-bound at 0.67 flop/B
 //    rounding k_turned_part to bf16 when stored; k_turned_part_2 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; low, high, cos, sin, k_turned_part,
+//    needs    rows of 64 elements, next to each other; low, high, cosine, sine, k_turned_part,
 //             k_turned_part_2: address and strides in multiples of 16 B
 
 // N values that move together, 16 bytes at a time where they fill them
@@ -59,8 +59,8 @@ __device__ __forceinline__ void part_a(
     unsigned block,
     const __bf16* __restrict__ low_ptr,
     const __bf16* __restrict__ high_ptr,
-    const float* __restrict__ cos_ptr,
-    const float* __restrict__ sin_ptr,
+    const float* __restrict__ cosine_ptr,
+    const float* __restrict__ sine_ptr,
     __bf16* __restrict__ q_turned_part_ptr,
     __bf16* __restrict__ q_turned_part_2_ptr,
     long long T_size,
@@ -69,8 +69,8 @@ __device__ __forceinline__ void part_a(
     long long low_stride_H,
     long long high_stride_T,
     long long high_stride_H,
-    long long cos_stride_T,
-    long long sin_stride_T,
+    long long cosine_stride_T,
+    long long sine_stride_T,
     long long q_turned_part_stride_T,
     long long q_turned_part_stride_H,
     long long q_turned_part_2_stride_T,
@@ -87,32 +87,32 @@ __device__ __forceinline__ void part_a(
   const unsigned H_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_size);
   const __bf16* const low_row = low_ptr + T_at * low_stride_T + H_at * low_stride_H;
   const __bf16* const high_row = high_ptr + T_at * high_stride_T + H_at * high_stride_H;
-  const float* const cos_row = cos_ptr + T_at * cos_stride_T;
-  const float* const sin_row = sin_ptr + T_at * sin_stride_T;
+  const float* const cosine_row = cosine_ptr + T_at * cosine_stride_T;
+  const float* const sine_row = sine_ptr + T_at * sine_stride_T;
   __bf16* const q_turned_part_row = q_turned_part_ptr + unknown(T_at * q_turned_part_stride_T + H_at * q_turned_part_stride_H);
   __bf16* const q_turned_part_2_row = q_turned_part_2_ptr + unknown(T_at * q_turned_part_2_stride_T + H_at * q_turned_part_2_stride_H);
   const int col = lane * 8;
 
-  // pass 1 of 1: read low, cos, high, sin; write q_turned_part, q_turned_part_2
+  // pass 1 of 1: read low, cosine, high, sine; write q_turned_part, q_turned_part_2
   {
     const Vec<__bf16, 8> low_vec = load<8>(low_row + col);
-    const Vec<float, 8> cos_vec = load<8>(cos_row + col);
+    const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__bf16, 8> high_vec = load<8>(high_row + col);
-    const Vec<float, 8> sin_vec = load<8>(sin_row + col);
+    const Vec<float, 8> sine_vec = load<8>(sine_row + col);
     Vec<__bf16, 8> q_turned_part_vec;
     Vec<__bf16, 8> q_turned_part_2_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float low = static_cast<float>(low_vec.at[j]);
-      const float cos = cos_vec.at[j];
+      const float cosine = cosine_vec.at[j];
       const float high = static_cast<float>(high_vec.at[j]);
-      const float sin = sin_vec.at[j];
-      const float low_times_cos = low * cos;
-      const float high_times_sin = high * sin;
-      const float sub = low_times_cos - high_times_sin;
-      const float high_times_cos = high * cos;
-      const float low_times_sin = low * sin;
-      const float add = high_times_cos + low_times_sin;
+      const float sine = sine_vec.at[j];
+      const float low_times_cosine = low * cosine;
+      const float high_times_sine = high * sine;
+      const float sub = low_times_cosine - high_times_sine;
+      const float high_times_cosine = high * cosine;
+      const float low_times_sine = low * sine;
+      const float add = high_times_cosine + low_times_sine;
       q_turned_part_vec.at[j] = static_cast<__bf16>(sub);
       q_turned_part_2_vec.at[j] = static_cast<__bf16>(add);
     }
@@ -126,8 +126,8 @@ __device__ __forceinline__ void part_b(
     unsigned block,
     const __bf16* __restrict__ low_ptr,
     const __bf16* __restrict__ high_ptr,
-    const float* __restrict__ cos_ptr,
-    const float* __restrict__ sin_ptr,
+    const float* __restrict__ cosine_ptr,
+    const float* __restrict__ sine_ptr,
     __bf16* __restrict__ k_turned_part_ptr,
     __bf16* __restrict__ k_turned_part_2_ptr,
     long long T_size,
@@ -136,8 +136,8 @@ __device__ __forceinline__ void part_b(
     long long low_stride_K,
     long long high_stride_T,
     long long high_stride_K,
-    long long cos_stride_T,
-    long long sin_stride_T,
+    long long cosine_stride_T,
+    long long sine_stride_T,
     long long k_turned_part_stride_T,
     long long k_turned_part_stride_K,
     long long k_turned_part_2_stride_T,
@@ -154,32 +154,32 @@ __device__ __forceinline__ void part_b(
   const unsigned K_at = static_cast<unsigned>(row) % static_cast<unsigned>(K_size);
   const __bf16* const low_row = low_ptr + T_at * low_stride_T + K_at * low_stride_K;
   const __bf16* const high_row = high_ptr + T_at * high_stride_T + K_at * high_stride_K;
-  const float* const cos_row = cos_ptr + T_at * cos_stride_T;
-  const float* const sin_row = sin_ptr + T_at * sin_stride_T;
+  const float* const cosine_row = cosine_ptr + T_at * cosine_stride_T;
+  const float* const sine_row = sine_ptr + T_at * sine_stride_T;
   __bf16* const k_turned_part_row = k_turned_part_ptr + unknown(T_at * k_turned_part_stride_T + K_at * k_turned_part_stride_K);
   __bf16* const k_turned_part_2_row = k_turned_part_2_ptr + unknown(T_at * k_turned_part_2_stride_T + K_at * k_turned_part_2_stride_K);
   const int col = lane * 8;
 
-  // pass 1 of 1: read low, cos, high, sin; write k_turned_part, k_turned_part_2
+  // pass 1 of 1: read low, cosine, high, sine; write k_turned_part, k_turned_part_2
   {
     const Vec<__bf16, 8> low_vec = load<8>(low_row + col);
-    const Vec<float, 8> cos_vec = load<8>(cos_row + col);
+    const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__bf16, 8> high_vec = load<8>(high_row + col);
-    const Vec<float, 8> sin_vec = load<8>(sin_row + col);
+    const Vec<float, 8> sine_vec = load<8>(sine_row + col);
     Vec<__bf16, 8> k_turned_part_vec;
     Vec<__bf16, 8> k_turned_part_2_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float low = static_cast<float>(low_vec.at[j]);
-      const float cos = cos_vec.at[j];
+      const float cosine = cosine_vec.at[j];
       const float high = static_cast<float>(high_vec.at[j]);
-      const float sin = sin_vec.at[j];
-      const float low_times_cos = low * cos;
-      const float high_times_sin = high * sin;
-      const float sub = low_times_cos - high_times_sin;
-      const float high_times_cos = high * cos;
-      const float low_times_sin = low * sin;
-      const float add = high_times_cos + low_times_sin;
+      const float sine = sine_vec.at[j];
+      const float low_times_cosine = low * cosine;
+      const float high_times_sine = high * sine;
+      const float sub = low_times_cosine - high_times_sine;
+      const float high_times_cosine = high * cosine;
+      const float low_times_sine = low * sine;
+      const float add = high_times_cosine + low_times_sine;
       k_turned_part_vec.at[j] = static_cast<__bf16>(sub);
       k_turned_part_2_vec.at[j] = static_cast<__bf16>(add);
     }
@@ -192,14 +192,14 @@ extern "C" __global__ void __launch_bounds__(128)
 rope_qk(
     const __bf16* __restrict__ a_low_ptr,
     const __bf16* __restrict__ a_high_ptr,
-    const float* __restrict__ a_cos_ptr,
-    const float* __restrict__ a_sin_ptr,
+    const float* __restrict__ a_cosine_ptr,
+    const float* __restrict__ a_sine_ptr,
     __bf16* __restrict__ a_q_turned_part_ptr,
     __bf16* __restrict__ a_q_turned_part_2_ptr,
     const __bf16* __restrict__ b_low_ptr,
     const __bf16* __restrict__ b_high_ptr,
-    const float* __restrict__ b_cos_ptr,
-    const float* __restrict__ b_sin_ptr,
+    const float* __restrict__ b_cosine_ptr,
+    const float* __restrict__ b_sine_ptr,
     __bf16* __restrict__ b_k_turned_part_ptr,
     __bf16* __restrict__ b_k_turned_part_2_ptr,
     long long blocks_a,
@@ -209,8 +209,8 @@ rope_qk(
     long long a_low_stride_H,
     long long a_high_stride_T,
     long long a_high_stride_H,
-    long long a_cos_stride_T,
-    long long a_sin_stride_T,
+    long long a_cosine_stride_T,
+    long long a_sine_stride_T,
     long long a_q_turned_part_stride_T,
     long long a_q_turned_part_stride_H,
     long long a_q_turned_part_2_stride_T,
@@ -221,8 +221,8 @@ rope_qk(
     long long b_low_stride_K,
     long long b_high_stride_T,
     long long b_high_stride_K,
-    long long b_cos_stride_T,
-    long long b_sin_stride_T,
+    long long b_cosine_stride_T,
+    long long b_sine_stride_T,
     long long b_k_turned_part_stride_T,
     long long b_k_turned_part_stride_K,
     long long b_k_turned_part_2_stride_T,
@@ -230,13 +230,13 @@ rope_qk(
 {
   unsigned block = blockIdx.x;  // the first blocks do the first step
   if (block < blocks_a) {
-    part_a(block, a_low_ptr, a_high_ptr, a_cos_ptr, a_sin_ptr, a_q_turned_part_ptr, a_q_turned_part_2_ptr, a_T_size,
-        a_H_size, a_low_stride_T, a_low_stride_H, a_high_stride_T, a_high_stride_H, a_cos_stride_T, a_sin_stride_T,
+    part_a(block, a_low_ptr, a_high_ptr, a_cosine_ptr, a_sine_ptr, a_q_turned_part_ptr, a_q_turned_part_2_ptr, a_T_size,
+        a_H_size, a_low_stride_T, a_low_stride_H, a_high_stride_T, a_high_stride_H, a_cosine_stride_T, a_sine_stride_T,
         a_q_turned_part_stride_T, a_q_turned_part_stride_H, a_q_turned_part_2_stride_T, a_q_turned_part_2_stride_H);
     return;
   }
   block -= static_cast<unsigned>(blocks_a);
-  part_b(block, b_low_ptr, b_high_ptr, b_cos_ptr, b_sin_ptr, b_k_turned_part_ptr, b_k_turned_part_2_ptr, b_T_size,
-      b_K_size, b_low_stride_T, b_low_stride_K, b_high_stride_T, b_high_stride_K, b_cos_stride_T, b_sin_stride_T,
+  part_b(block, b_low_ptr, b_high_ptr, b_cosine_ptr, b_sine_ptr, b_k_turned_part_ptr, b_k_turned_part_2_ptr, b_T_size,
+      b_K_size, b_low_stride_T, b_low_stride_K, b_high_stride_T, b_high_stride_K, b_cosine_stride_T, b_sine_stride_T,
       b_k_turned_part_stride_T, b_k_turned_part_stride_K, b_k_turned_part_2_stride_T, b_k_turned_part_2_stride_K);
 }
