@@ -50,6 +50,7 @@ def alone(text: str, index: str) -> str:
     text = re.sub(rf"\[{index}\]", "[0]", text)
     text = re.sub(rf" \+ {index}\b(?: \* {FACTOR})*(?![\w.(\[]| [*/%])", "", text)
     text = re.sub(rf"(?<=[(\[= ])(?<![-+*/%] ){index}(?: \* {FACTOR})* \+ ", "", text)
+    text = re.sub(rf"(?<=[(\[=, ])(?<![-+*/%] ){index}(?: \* {FACTOR})+(?=[,;)\]])", "0", text)
     text = re.sub(rf" (?:-|>>|<<) {index}\b(?=[;)])", "", text)
     return re.sub(rf"\b{index}\b", "0", text)
 

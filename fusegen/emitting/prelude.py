@@ -124,7 +124,7 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
     ),
     "nearest_int": Special(
         "x, or the nearest int of what is beyond them",
-        ("const long long least = -2147483648LL, most = 2147483647LL;",
+        ("constexpr long long least = -2147483648LL, most = 2147483647LL;",
          "return static_cast<int>(x < least ? least : x > most ? most : x);"), (), "long long x", "int",
     ),
     "exponential": Special(
@@ -268,7 +268,8 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
          "const unsigned bits = __float_as_uint(size);",
          "const unsigned small = __float_as_uint(size + 4194304.0f) - __float_as_uint(4194304.0f);  // halves",
          "const unsigned even = bits + 0x1fffffu + (bits >> 22 & 1u);",
-         "return static_cast<int>(sign | (size < 1.0f ? small : (even >> 22) - 252u));"), (), "float x", "int",
+         "constexpr unsigned bias = 2 * 126;  // exponents of f32 are so much larger; a bit of the mantissa is below",
+         "return static_cast<int>(sign | (size < 1.0f ? small : (even >> 22) - bias));"), (), "float x", "int",
     ),
     "f4e2m1_value": Special(
         "the number that a nibble is: its exponent and mantissa behind those of f32, which are 2^126 times as much",

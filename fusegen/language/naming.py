@@ -85,7 +85,7 @@ PRODUCT_FRAME = frozenset(
     full_k tile_rows tile_cols tile_k stages split_k steps warp_rows warp_cols threads tiles_across group group_tiles
     slice_elements slice_bytes at_once band_rows sums_stride group_floats period load_matrices sum_row sum_col
     load_matrices_across load_two_matrices load_two_matrices_across neighbours n32 fetch_scales of_rows
-    of_columns""".split()  # noqa: SIM905
+    of_columns scaled_k scaled_cols""".split()  # noqa: SIM905
 )
 # the same of the template for two products with a softmax between them
 ATTENTION_FRAME = frozenset(
@@ -126,7 +126,7 @@ INSTEAD = {"div": "quotient", "cos": "cosine", "sin": "sine", "tan": "tangent"}
 # what a kernel makes of a name, alone or with more words behind it: `x_vec`, `x_vec_next`, `x_stride_M`
 TENSOR_SUFFIXES = (
     "_ptr", "_row", "_vec", "_stride", "_kept", "_pieces", "_ends", "_staged", "_last", "_edge", "_at", "_place",
-    "_first", "_part", "_start", "_read", "_prefetched", "_found", "_count", "_wide",
+    "_first", "_part", "_start", "_read", "_prefetched", "_found", "_count", "_wide", "_cols",
 )  # fmt: skip
 # values whose names others are called after
 NAMED = (Kind.INPUT, Kind.PRODUCT, Kind.REDUCE, Kind.GROUP, Kind.SCAN, Kind.SELECT)

@@ -5,6 +5,7 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -151,6 +152,7 @@ class AttentionSpeller(ScoresSpeller):
             "plain_copies": not (key["m"].copied and value["m"].copied),
             "copies": any(m.copied for m in (plan.query, plan.key, plan.value)),
             "row_setup": row_setup,
+            "setup_asks_row": any(re.search(r"\b(row|m)\b", line) for line in row_setup),
             "row_arrays": row_arrays,
             "slots": self.row_slots,
             "slot": self.slot,

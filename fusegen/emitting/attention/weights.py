@@ -262,6 +262,7 @@ class WeightsSpeller(WrittenWords):
             "plain_copies": not plan.key.copied,
             "copies": plan.query.copied or plan.key.copied,
             "row_setup": row_setup,
+            "setup_asks_row": any(re.search(r"\b(row|m)\b", line) for line in row_setup),
             "row_arrays": [*row_arrays, *self.masked_arrays(self.row_slots)],
             "slots": self.row_slots,
             "slot": self.slot,

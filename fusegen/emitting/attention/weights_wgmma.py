@@ -6,6 +6,7 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -238,6 +239,7 @@ class WgmmaWeightsSpeller(WgmmaScoresSpeller, WrittenWords):
             "ahead": ahead,
             "pair_col": atom.fragment.col_text(("n", 2)),
             "row_setup": row_setup,
+            "setup_asks_row": any(re.search(r"\b(row|m)\b", line) for line in row_setup),
             "row_arrays": [*row_arrays, *self.masked_arrays(2), *(declared for declared, _ in apart)],
             "apart_rows": apart,
             "slot": self.slot,

@@ -183,6 +183,7 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "ahead": ahead,
             "pair_col": plan.atom.fragment.col_text(("n", 2)),
             "row_setup": row_setup,
+            "setup_asks_row": any(re.search(r"\b(row|m)\b", line) for line in row_setup),
             "row_arrays": row_arrays,
             "slot": self.slot,
             "slot_row": self.slot_row,

@@ -324,16 +324,15 @@ class CodesSpeller(GemmWords):
         found = own.factor.coding
         assert found is not None
         number = "0"
-        if coding.group >= self.tile.k:
-            number = f"k_at / {coding.group}"
-        elif coding.group:
-            number = f"k_at / {coding.group} + q"
+        if coding.group:
+            self.sizes.add("scaled_k")
+            number = "k_at / scaled_k" if coding.group >= self.tile.k else "k_at / scaled_k + q"
         tests = []
         if self.cols_ragged():
             tests.append("col < cols")
         if not self.plan.even:
             tests.append("k_at < full_k" if coding.group >= self.tile.k or not coding.group else
-                         f"k_at + q * {coding.group} < full_k")  # fmt: skip
+                         "k_at + q * scaled_k < full_k")  # fmt: skip
         scales = found.scales
         at = f"{self.pointers[scales.tensor]}[col * {scales.name}_ld + {number}]"
         value = self.to_value(scales.dtype, at)

@@ -16,6 +16,7 @@ def sizes(words: GemmWords) -> list[str]:
         *warps(words),
         *(grid(words) if plan.tiles_across > 1 else []),
         *ends(words),
+        *scaled(words),
         *slices(words),
         *sums(words),
     ]
@@ -52,6 +53,13 @@ def ends(words: GemmWords) -> list[str]:
     found = [f"cols = {words.plan.output_groups[0].cols}"] if words.cols_ragged() and not words.several else []
     found += [f"full_k = {words.plan.k}"] if not words.plan.even else []
     return [f"constexpr int {', '.join(found)};"] if found else []
+
+
+def scaled(words: GemmWords) -> list[str]:
+    coding = words.plan.coding
+    if coding is None or "scaled_k" not in words.sizes:
+        return []
+    return [f"constexpr int scaled_k = {coding.group};  // neighbours along K that share a scale"]
 
 
 def slices(words: GemmWords) -> list[str]:

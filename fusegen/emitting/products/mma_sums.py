@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -350,16 +351,21 @@ class SumSpeller(GemmWords):
             return self.to_value(load.access.dtype, f"*({self.at(load.access, col)})")
 
         lines = self.element_sums(output_group, place > 0)
-        lines += element_lines(replace(step, loads=loads, reductions=()), Element(read, col=col), self)
+        counted = () if self.plan.run else tuple(s.name for s in step.body if s.op.name == "col_index")  # that is `col`
+        uncounted = replace(step, loads=loads, reductions=(), body=tuple(s for s in step.body if s.name not in counted))
+        lines += element_lines(uncounted, Element(read, col=col), self)
         if output_group.held and place == 0:
             lines.append(f"{self.held_sum(output_group)} = {output_group.held};")
+        lines += [updated(r, slot, self) for r in step.reductions]
+        for name in counted:
+            lines = [re.sub(rf"\b{name}\b", "col", line) for line in lines]
         return {
             "parts": [part_words(r, "partner(v, step)", later_bodies, self) for r in step.reductions],
             "kept": kept(step, (*steps, output_group)),
             "takes": taken(step, steps[:place], slot),
             "row": self.row_values(output_group, asked(step)),
             "names_col": bool(loads) or counts(step.body, "col_index"),
-            "lines": [*lines, *(updated(r, slot, self) for r in step.reductions)],
+            "lines": lines,
             "behind": self.statements(step.row_body),
             "stores": [f"*({self.at(s.access, number)}) = {self.stored(s)};" for s in step.row_stores],
         }

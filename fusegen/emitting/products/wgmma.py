@@ -364,6 +364,7 @@ class WgmmaSpeller(StoreSpeller):
             "every_block": f"{(1 << tile.cluster) - 1}",
             "sum": self.sum_place(),
             "first_tile": self.first_tile,
+            "under_way": self.under_way(),
             "this_tile": self.first_tile if tile.split_k > 1 else "tile",
             "tile_step": f"gridDim.x / {tile.cluster}" if tile.cluster > 1 else "gridDim.x",
             "releasing": self.releasing(),

@@ -132,6 +132,12 @@ class CopySpeller(ProductWords):
         """The number of a slice along all of K."""
         return "(rank * steps + step)" if self.tile.split_k > 1 else "step"
 
+    def under_way(self) -> str:
+        """Was this slice of the right factors asked for before any other kernel's results were waited for?"""
+        tests = [f"tile == {self.first_tile}"] if self.tile.split_k == 1 else []
+        tests += [f"step < {self.plan.slices_ahead}"] if self.plan.steps > 1 else []
+        return " && ".join(tests) or "true"
+
     @property
     def col0(self) -> str:
         """The first column that is finished here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fusegen.planner.products.parts import BlockScales
 from fusegen.planner.products.wgmma import BUFFERS, SEGMENT_LINES, WgmmaPlan
 
 
@@ -19,6 +20,7 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
         f"constexpr int steps = {plan.steps};",
         *(cluster(tile.cluster) if tile.cluster > 1 else []),
         *grid(plan),
+        *(scaled(plan.block_scales) if plan.block_scales else []),
         f"constexpr int warpgroup = {tile.atom.threads};  // threads",
         "// bytes of a line of shared memory, and of slices",
         "constexpr int line_bytes = 128;",
@@ -54,6 +56,10 @@ def grid(plan: WgmmaPlan) -> list[str]:
         f"constexpr int group = {group}, group_tiles = group * tiles_across;"
         "  // rows of tiles that are taken together, and their tiles",
     ]
+
+
+def scaled(blocks: BlockScales) -> list[str]:
+    return [f"constexpr int scaled_cols = {blocks.block};  // columns that share a scale"]
 
 
 def brought(plan: WgmmaPlan) -> list[str]:

@@ -63,7 +63,7 @@ class Frame:
 
     def group_place(self, access: Access) -> str:
         """Where the element of a thread's group is in the tensor's row."""
-        group = f"col / {access.group}"
+        group = f"col / {self.size(f'{access.name}_cols', access.group, 'of a value')}"
         return f"({group}) * {element_stride_name(access)}" if access.apart else group
 
     def group_lanes(self, size: int) -> int:
@@ -199,7 +199,13 @@ class Frame:
         if first == "start":
             step = scaled(self.row_threads, tile.vector)
             return f"start + v * {self.size('vector_step', step, 'columns from a thread to its next vector')}"
-        return scaled(f"v * {self.row_threads} + lane" if tile.threads_per_row > 1 else "v", tile.vector)
+        return scaled(self.vector_place(), tile.vector)
+
+    def vector_place(self) -> str:
+        """The number of the thread's vector v in the row."""
+        if not self.loops():
+            return "lane"
+        return f"v * {self.row_threads} + lane" if self.plan.tile.threads_per_row > 1 else "v"
 
     @property
     def counts_named(self) -> bool:

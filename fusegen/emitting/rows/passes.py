@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -107,6 +108,7 @@ class SpelledPass:
     until: str = ""
     # one turn
     loads_first: bool = False
+    reads_col: bool = False  # do these loads ask for the column of their vector?
     vectors: tuple[Array, ...] = ()
     reads: tuple[Read, ...] = ()
     shifts: tuple[Shift, ...] = ()
@@ -179,6 +181,7 @@ class Passes(Part):
             names_col=self.names_col(row_pass, ahead) or bool(outputs),
             guard=self.frame.guard(),
             loads_first=ahead and bool(reads),
+            reads_col=any(re.search(r"\bcol\b", text) for text in (self.frame.guard(), *(r.call for r in reads))),
             vectors=tuple(arrays),
             reads=tuple(reads),
             shifts=tuple(shifts),

@@ -50,6 +50,6 @@ class Prefetching(Part):
 
     def takes(self, row_pass: RowPass) -> list[str]:
         """A thread's vector v of each that this pass takes."""
-        place = f"v * {self.frame.row_threads} + lane" if self.frame.loops() else "lane"
+        place = self.frame.vector_place()
         prefetched = [load.access for load in row_pass.loads if load.when == "prefetched"]
         return [f"const {self.frame.vec_type(a)} {a.name}_vec = {a.name}_prefetched[{place}];" for a in prefetched]

@@ -82,7 +82,6 @@ column_sum_out_parts(
     Vec<float, 4> x_vec[4];
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const int col = (v * row_threads + lane) * 4;
       x_vec[v] = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
     }
     #pragma unroll

@@ -218,8 +218,6 @@ decoder_layer_mixed(
     largest[r] = -INFINITY;
     pivots[r] = 0.0f;
     summed[r] = 0.0f;
-    const int m = warp_row + lane / 4 + r * 8;
-    const long long row = row0 + (m < rows_here ? m : rows_here - 1);
     const int position = *(position_ptr + B_at * position_stride_B);
     position_here[r] = position;
   }

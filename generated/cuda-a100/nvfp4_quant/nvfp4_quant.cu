@@ -112,7 +112,8 @@ __device__ __forceinline__ int to_f4e2m1(float x) {
   const unsigned bits = __float_as_uint(size);
   const unsigned small = __float_as_uint(size + 4194304.0f) - __float_as_uint(4194304.0f);  // halves
   const unsigned even = bits + 0x1fffffu + (bits >> 22 & 1u);
-  return static_cast<int>(sign | (size < 1.0f ? small : (even >> 22) - 252u));
+  constexpr unsigned bias = 2 * 126;  // exponents of f32 are so much larger; a bit of the mantissa is below
+  return static_cast<int>(sign | (size < 1.0f ? small : (even >> 22) - bias));
 }
 
 // the largest value over the 1 threads of a row, in every one of them
@@ -136,7 +137,6 @@ nvfp4_quant(
     long long out0_stride_M,
     long long out0_stride_N_over_16)
 {
-  constexpr int row_threads = 1;
   constexpr int block_rows = 128;  // that a block takes
   const long long rows = M_size * N_over_16_size;
   const long long own_row = static_cast<long long>(blockIdx.x) * block_rows + threadIdx.x;

@@ -22,6 +22,7 @@ constexpr int tile_rows = 256, tile_cols = 128, tile_k = 128, stages = 4;
 constexpr int steps = 128;
 constexpr int tiles_across = 56;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
+constexpr int scaled_cols = 128;  // columns that share a scale
 constexpr int warpgroup = 128;  // threads
 // bytes of a line of shared memory, and of slices
 constexpr int line_bytes = 128;
@@ -237,7 +238,7 @@ fp8_block_gemm(
             of_rows[i][r8] = row < rows ? sx_ptr[row + step * sx_ld] : 0.0f;
           }
         }
-        of_columns[0] = sw_ptr[at.col0 / 128 * sw_ld + step];
+        of_columns[0] = sw_ptr[at.col0 / scaled_cols * sw_ld + step];
       };
       fetch_scales(0);
       for (int step = 0; step < steps; ++step) {

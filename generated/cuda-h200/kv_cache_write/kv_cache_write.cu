@@ -45,7 +45,7 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 
 // x, or the nearest int of what is beyond them
 __device__ __forceinline__ int nearest_int(long long x) {
-  const long long least = -2147483648LL, most = 2147483647LL;
+  constexpr long long least = -2147483648LL, most = 2147483647LL;
   return static_cast<int>(x < least ? least : x > most ? most : x);
 }
 

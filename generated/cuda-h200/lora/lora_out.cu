@@ -211,19 +211,17 @@ lora_out(
       unsigned parity = 1;  // of an empty ring
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const Place at = place_of(tile, tiles_down);
-        for (int step = 0; step < steps; ++step) {
-          const unsigned arrived = full + 8 * stage;
-          wait_at(empty + 8 * stage, parity);
-          const bool ahead = tile == blockIdx.x && step < 1;  // is the right factors' part on its way?
-          if (!ahead) expect_bytes(arrived, slice_bytes);
-          copy_box(left + stage * left_bytes, x_times_a_map, arrived, step * tile_k, at.row0);
-          if (!ahead) {
-            copy_box(right + stage * right_bytes, b_map, arrived, step * tile_k, at.col0);
-          }
-          if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-          }
+        const unsigned arrived = full + 8 * stage;
+        wait_at(empty + 8 * stage, parity);
+        const bool ahead = tile == blockIdx.x;  // is the right factors' part on its way?
+        if (!ahead) expect_bytes(arrived, slice_bytes);
+        copy_box(left + stage * left_bytes, x_times_a_map, arrived, 0, at.row0);
+        if (!ahead) {
+          copy_box(right + stage * right_bytes, b_map, arrived, 0, at.col0);
+        }
+        if (++stage == stages) {
+          stage = 0;
+          parity ^= 1;
         }
       }
     }
@@ -255,26 +253,22 @@ lora_out(
       wait_at(pingpong + 8 * own, pingpong_parity);
       pingpong_parity ^= 1;
       int before = 0;
-      for (int step = 0; step < steps; ++step) {
-        wait_at(full + 8 * stage, parity);
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      wait_at(full + 8 * stage, parity);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      #pragma unroll
+      for (int k = 0; k < 4; ++k) {
         #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            multiply_add(
-                sums[i], left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
-                right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
-          }
+        for (int i = 0; i < 2; ++i) {
+          multiply_add(
+              sums[i], left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
+              right_slices + stage * (right_bytes / 16) + k * 2, k != 0);
         }
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
-        if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
-        before = stage;
-        if (++stage == stages) {
-          stage = 0;
-          parity ^= 1;
-        }
+      }
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      before = stage;
+      if (++stage == stages) {
+        stage = 0;
+        parity ^= 1;
       }
       if (lane == 0) arrive_at(pingpong + 8 * (own ^ 1));
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");

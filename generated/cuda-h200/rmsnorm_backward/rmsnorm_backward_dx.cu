@@ -150,7 +150,6 @@ rmsnorm_backward_dx(
     Vec<__nv_bfloat16, 8> x_vec[2];
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      const int col = (v * row_threads + lane) * 8;
       dy_vec[v] = dy_kept[(slot * vectors + v) * row_threads + threadIdx.x];
       x_vec[v] = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
     }
@@ -175,7 +174,6 @@ rmsnorm_backward_dx(
     // pass 2 of 2: read dy, x; write dx
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      const int col = (v * row_threads + lane) * 8;
       dy_vec[v] = dy_kept[(slot * vectors + v) * row_threads + threadIdx.x];
       x_vec[v] = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
     }

@@ -130,6 +130,7 @@ rmsnorm_quant_block(
     long long scale_stride)
 {
   constexpr int row_threads = 128;
+  constexpr int scale_cols = 128;  // of a value
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[1][4];
   extern __shared__ __align__(16) unsigned char shared[];
@@ -187,7 +188,7 @@ rmsnorm_quant_block(
     const float largest = larger(max_of_magnitude, 1e-04f);
     const float scale = largest / 448.0f;
     const float factor = 1.0f / scale;
-    if (lane % 16 == 0) scale_row[col / 128] = scale;
+    if (lane % 16 == 0) scale_row[col / scale_cols] = scale;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float y = y_here[j];

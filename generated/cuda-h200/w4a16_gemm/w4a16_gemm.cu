@@ -38,6 +38,7 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 constexpr int tile_rows = 8, tile_cols = 32, tile_k = 128, stages = 3;
 constexpr int split_k = 8, steps = 8;  // parts of K, and slices of each
 constexpr int tiles_across = 256;
+constexpr int scaled_k = 128;  // neighbours along K that share a scale
 // elements from the start of a slice to the right factor, and to its end
 constexpr int w_at = tile_rows * tile_k;
 constexpr int w_words = tile_k * 4 / 16;
@@ -219,7 +220,7 @@ w4a16_gemm(
       #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int col = col0 + n * 16 + half * 8 + lane / 4;
-        w_scales_next[0][n][half] = __bfloat162float(scale_ptr[col * scale_ld + k_at / 128]);
+        w_scales_next[0][n][half] = __bfloat162float(scale_ptr[col * scale_ld + k_at / scaled_k]);
       }
     }
   };

@@ -207,8 +207,6 @@ decoder_layer_mixed(
     largest[0] = -INFINITY;
     pivots[0] = 0.0f;
     summed[0] = 0.0f;
-    const int m = warp_row + lane % 16;
-    const long long row = row0 + (m < rows_here ? m : rows_here - 1);
     const int position = *(position_ptr + B_at * position_stride_B);
     position_here[0] = position;
   }

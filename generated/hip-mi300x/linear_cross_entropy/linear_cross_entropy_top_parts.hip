@@ -253,8 +253,7 @@ linear_cross_entropy_top_parts(
         for (int n = threadIdx.x % 8; n < tile_cols; n += 8) {
           const int col = col0 + n;
           const float matmul = matmul_shared[m * sums_stride + n];
-          const int col_index = col;
-          const bool col_index_is_labels = col_index == labels;
+          const bool col_index_is_labels = col == labels;
           const float where_2 = col_index_is_labels ? matmul : 0.0f;
           max_of_matmul_part[0] = larger(max_of_matmul_part[0], matmul);
           group_sum_of_where_2_part[0] += where_2;

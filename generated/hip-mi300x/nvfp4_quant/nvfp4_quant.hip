@@ -94,7 +94,8 @@ __device__ __forceinline__ int to_f4e2m1(float x) {
   const unsigned bits = __float_as_uint(size);
   const unsigned small = __float_as_uint(size + 4194304.0f) - __float_as_uint(4194304.0f);  // halves
   const unsigned even = bits + 0x1fffffu + (bits >> 22 & 1u);
-  return static_cast<int>(sign | (size < 1.0f ? small : (even >> 22) - 252u));
+  constexpr unsigned bias = 2 * 126;  // exponents of f32 are so much larger; a bit of the mantissa is below
+  return static_cast<int>(sign | (size < 1.0f ? small : (even >> 22) - bias));
 }
 
 // v of the thread whose lane differs in the bits of step

@@ -99,6 +99,7 @@ rmsnorm_quant_block(
     long long scale_stride)
 {
   constexpr int row_threads = 64;
+  constexpr int scale_cols = 128;  // of a value
   constexpr int block_rows = 2;  // that a block takes
   const int lane = threadIdx.x % row_threads;  // of the 64 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
@@ -156,7 +157,7 @@ rmsnorm_quant_block(
     const float largest = larger(max_of_magnitude, 1e-04f);
     const float scale = largest / 448.0f;
     const float factor = 1.0f / scale;
-    if (live && lane % 16 == 0) scale_row[col / 128] = scale;
+    if (live && lane % 16 == 0) scale_row[col / scale_cols] = scale;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float y = y_here[j];
