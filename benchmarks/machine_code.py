@@ -1,8 +1,8 @@
 """Which generated kernels have other machine code than at another revision: `python benchmarks/machine_code.py REV`.
 
 A change of names, comments or code that is to leave speed alone is shown to do so without a GPU: kernels whose machine
-code is the same need no measurement, and the others are listed. Compiles `generated/cuda-*` of both revisions by NVRTC;
-the exit status is 1 where some differ. Run from the repository root.
+code is the same, those of programs too, need no measurement, and the others are listed. Compiles what differs of
+`generated/cuda-*` at both revisions by NVRTC; the exit status is 1 where machine code does. Run from the repository root.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
         (target, path)
         for target in GOLDEN_TARGETS
         if target.vendor == "cuda"
-        for path in git("ls-tree", "--name-only", revision, f"generated/{target.folder}/").split()
+        for path in git("ls-tree", "-r", "--name-only", revision, f"generated/{target.folder}/").split()
         if path.endswith(".cu")
     ]
     for target, path in track(pairs, description="compiling"):
@@ -55,6 +55,9 @@ def main() -> int:
             gone.append(path)
             continue
         texts = git("show", f"{revision}:{path}"), here.read_text(encoding="utf-8")
+        if texts[0] == texts[1]:
+            same += 1
+            continue
         before, now = (machine_code(text, here.stem, target) for text in texts)
         if before == now:
             same += 1
