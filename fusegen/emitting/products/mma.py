@@ -16,6 +16,10 @@ from fusegen.emitting.products.mma_sums import SumSpeller
 COPIES = ("copy_chunk", "copy_evict_first")
 
 
+# functions of the prelude that take or return vectors
+OF_VECTORS = {"load", "load_each", "load_chunk", "load_strided", "store", "store_each", "gathered"}
+
+
 class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
     """The words of one plan in one dialect; `context()` is what the template sees."""
 
@@ -168,10 +172,9 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             self.functions.update(("load", "load_chunk") if "load_chunk" in self.functions or vectors else ())
         launch_body = self.statements(plan.launch_body)
         codes = self.codes(sums, self.k_text()) if plan.coding else None
-        return {
+        said = {
             **self.frame(plan),
             "includes": self.includes(),
-            "uses": {"vec": True, "functions": self.functions},
             "index": "int",
             "row_reduces": [],
             "partner": self.spelling.shuffle_xor.format("v", "step"),
@@ -215,6 +218,10 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "over": self.over(),
             "output_groups": output_groups,
             "sizes": sizes(self),
+        }
+        return {
+            **said,
+            "uses": {"vec": self.uses_vec or bool(self.functions & OF_VECTORS), "functions": self.functions},
         }
 
     def copies(self, factors: list[dict[str, Any]]) -> list[dict[str, Any]]:

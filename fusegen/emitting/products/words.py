@@ -29,11 +29,13 @@ class ProductWords(Dialect):
         self.pointers = {p.tensor: p.name for p in plan.params if p.kind == "pointer"}
         self.dims = plan.row_dims
         self.grid = plan
+        self.uses_vec = False
         self.sizes: set[str] = set()  # of those that some kernels ask for, what this one does
 
     # ---- elements in memory
 
     def vec(self, dtype: DType, count: int) -> str:
+        self.uses_vec = True
         return f"Vec<{self.ctype(dtype)}, {count}>"
 
     def index(self, dim: int, row: str = "row") -> str:

@@ -15,12 +15,6 @@
 #define INFINITY __int_as_float(0x7f800000)
 #endif
 
-// N values that move together, 16 bytes at a time where they fill them
-template <typename T, int N>
-struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
-  T at[N];
-};
-
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
   float y;
