@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusegen.emitting.rendering import render
+from fusegen.emitting.selections.small_k import adds_up
 from fusegen.planner import candidates
 from fusegen.planner.model import RowPlan
 from fusegen.planner.selections.picker import picker
@@ -33,7 +34,7 @@ def test_the_picker_that_a_kernel_declares_is_the_one_that_is_counted() -> None:
     assert {by for _, by, *_ in plans} == {"warp", "streaming", "small_k", "large_k"}
     for plan in plans.values():
         assert plan.selection
-        found = picker(plan.selection, plan.tile, plan.target.warp)
+        found = picker(plan.selection, plan.tile, plan.target.warp, adds_up(plan))
         check = f'static_assert(sizeof(Picker) <= {found.bytes}, "the launch\'s shared memory");'
         assert plan.shared_bytes == found.bytes
         assert "\n".join((*found.lines(), check)) in render(plan).text

@@ -18,7 +18,7 @@ from fusegen.emitting.rows.spelling import Speller
 from fusegen.emitting.selections.choice import Choice
 from fusegen.emitting.selections.large_k import LargeKChoice
 from fusegen.emitting.selections.methods import opening
-from fusegen.emitting.selections.small_k import SmallKChoice, told
+from fusegen.emitting.selections.small_k import SmallKChoice, adds_up, told
 from fusegen.emitting.selections.streaming import StreamingChoice, of_key
 from fusegen.emitting.selections.warp import WarpChoice
 from fusegen.language.types import DType, f32, i32
@@ -91,7 +91,7 @@ class SelectionSpeller:
             "own_sum": "sum" if many_bins else "own",
             "own_bin": f"bins - 1 - threadIdx.x{' * own_bins - q' if many_bins else ''}",
             "most_compared": MOST_COMPARED_CANDIDATES,
-            "picker": tuple(picker(chosen, plan.tile, plan.target.warp).lines()),
+            "picker": tuple(picker(chosen, plan.tile, plan.target.warp, adds_up(plan)).lines()),
             "lanes": plan.target.spelling.lanes,
             "ballot": functions["ballot"][0],
             "popcount": functions["popcount"][0],

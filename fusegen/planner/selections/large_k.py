@@ -76,7 +76,7 @@ def by_tile(draft: Draft, planned: Picking, tile: Tile) -> Iterator[RowPlan]:
     registers = registers_of(planned, tile)
     if chosen is None or registers > min(MOST_REGISTERS, target.registers_per_thread):
         return
-    shared = of_large_k(chosen, tile).bytes
+    shared = of_large_k(chosen, tile, planned.adds_up).bytes
     resident = resident_of(target, tile, registers, shared)
     if shared + STATIC_BYTES > target.shared_bytes or resident < RESIDENT_BLOCKS:
         return

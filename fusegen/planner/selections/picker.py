@@ -16,13 +16,13 @@ SAID = "by warp: the order that enough keys reach, and the largest"
 KEY_TYPES: Mapping[DType, str] = {f32: "float", i32: "int"}
 
 
-def picker(selection: Selection, tile: Tile, warp: int) -> Struct:
-    """As the kernel declares it."""
+def picker(selection: Selection, tile: Tile, warp: int, adds_up: bool = False) -> Struct:
+    """As the kernel declares it. `adds_up`: the exponentials of the keys, for a softmax, where warps hold the row."""
     way = selection.way
     if isinstance(way, SmallK):
-        return of_small_k(way, tile, selection.k, warp)
+        return of_small_k(way, tile, selection.k, warp, adds_up)
     if isinstance(way, LargeK):
-        return of_large_k(way, tile)
+        return of_large_k(way, tile, adds_up)
     if isinstance(way, Streaming):
         return Struct("Picker", tuple(of_streaming(way, tile, warp)))
     return Struct("Picker", tuple(of_warp(selection, way, tile)))
@@ -58,7 +58,7 @@ def of_streaming(way: Streaming, tile: Tile, warp: int) -> Iterator[Member]:
     )
 
 
-def of_small_k(small_k: SmallK, tile: Tile, k: int, warp: int) -> Struct:
+def of_small_k(small_k: SmallK, tile: Tile, k: int, warp: int, adds_up: bool) -> Struct:
     warps = Count("warps", tile.threads // warp)
     row_warps = Count("row_warps" if tile.cluster > 1 else "warps", small_k.warps)
     room, bins = Count("room", small_k.room), Count("bins", small_k.bins)
@@ -70,7 +70,7 @@ def of_small_k(small_k: SmallK, tile: Tile, k: int, warp: int) -> Struct:
         member("Entry", "candidates by bins", binned=(small_k.limit,)),
         member("Entry", "what is chosen, the best first", picks=(k,)),
         member("unsigned", SAID, reached=(row_warps,), most=(row_warps,)),
-        member("float", "of exponentials below it", sums=(row_warps,)),
+        *([member("float", "of exponentials below it", sums=(row_warps,))] if adds_up else []),
         member("unsigned", BINS, bins_above=(bins + 1,)),
         member("unsigned", "candidates by warp", totals=(warps,)),
         member("unsigned", "candidates of each block" if blocks else "candidates", counts=(2, *blocks)),
@@ -80,7 +80,7 @@ def of_small_k(small_k: SmallK, tile: Tile, k: int, warp: int) -> Struct:
     return Struct("Picker", members, aligned=False)
 
 
-def of_large_k(large_k: LargeK, tile: Tile) -> Struct:
+def of_large_k(large_k: LargeK, tile: Tile, adds_up: bool) -> Struct:
     warps, bins = Count("warps", large_k.warps), Count("bins", large_k.bins)
     limit, compared = Count("limit", large_k.limit), Count("compared", large_k_cost.COMPARED_CANDIDATES)
     members = (
@@ -90,6 +90,6 @@ def of_large_k(large_k: LargeK, tile: Tile) -> Struct:
         member("unsigned", "candidates by warp", totals=(warps,)),
         member("unsigned", "keys that reach a cutoff, by warp", counts=(2, *((warps,) if large_k.warps > 1 else ()))),
         member("unsigned", SAID, reached=(warps,), most=(warps,)),
-        member("float", "of exponentials below it", sums=(warps,)),
+        *([member("float", "of exponentials below it", sums=(warps,))] if adds_up else []),
     )
     return Struct("Picker", members)

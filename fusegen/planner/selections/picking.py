@@ -30,6 +30,11 @@ class Picking:
     picked: tuple[RowPass, ...]
     bare: bool
 
+    @property
+    def adds_up(self) -> bool:
+        """Are the exponentials of the keys added up?"""
+        return any(r.kind == "softmax" for r in self.schedule.passes[-1].reductions)
+
 
 class PickingScheduler(Scheduler):
     """A Scheduler of what lies before the selection, and of what lies behind it."""

@@ -82,7 +82,7 @@ def by_tile(draft: Draft, planned: Picking, tile: Tile) -> Iterator[RowPlan]:
     small_k = small_k_of(k, tile, target)
     registers = registers_of(planned, tile)
     resident = target.registers_per_sm // (tile.threads * registers)
-    shared = of_small_k(small_k, tile, k, target.warp).bytes
+    shared = of_small_k(small_k, tile, k, target.warp, planned.adds_up).bytes
     if (
         4 * small_k.want > 3 * target.warp
         or not resident

@@ -118,14 +118,13 @@ struct Picker {
   Entry binned[256];  // candidates by bins
   Entry picks[1];  // what is chosen, the best first
   unsigned reached[row_warps], most[row_warps];  // by warp: the order that enough keys reach, and the largest
-  float sums[row_warps];  // of exponentials below it
   unsigned bins_above[bins + 1];  // of each bin its candidates, then those above it
   unsigned totals[warps];  // candidates by warp
   unsigned counts[2][16];  // candidates of each block
   unsigned found[2];  // candidates of this block
   unsigned bar;  // its order
 };
-static_assert(sizeof(Picker) <= 40880, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 40624, "the launch's shared memory");
 
 // that of one of the row's blocks
 __device__ __forceinline__ Picker& picker_of(Picker& own, unsigned block) {
