@@ -2,7 +2,8 @@
 
 A change of names, comments or code that is to leave speed alone is shown to do so without a GPU: kernels whose machine
 code is the same, those of programs too, need no measurement, and the others are listed. Compiles what differs of
-`generated/cuda-*` at both revisions by NVRTC; the exit status is 1 where machine code does. Run from the repository root.
+`generated/cuda-*` at both revisions by NVRTC; the exit status is 1 where machine code does.
+Run from the repository root.
 """
 
 from __future__ import annotations
