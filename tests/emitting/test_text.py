@@ -42,7 +42,8 @@ def test_nothing_is_to_be_struck_out(path: Path) -> None:
 
 @pytest.mark.parametrize("path", IN_FOLDERS, ids=lambda path: f"{path.parents[1].name}-{path.stem}")
 def test_nor_in_kernels_of_programs(path: Path) -> None:
-    """But for ordinal names: what a view shows of an operand is `x_part`, and what is next to it `x_part_2`."""
+    """But for ordinal names: two quotients by numbers are `quotient` and `quotient_2`, and parts of operands that are
+    seen in groups `k_part` and `k_part_2`."""
     text = Text(path.read_text(encoding="utf-8"))
     found = [f"{check.__name__}: {what}" for check in CHECKS if check is not ordinal_names for what in check(text)]
     assert not found, "\n".join(found)

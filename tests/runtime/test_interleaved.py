@@ -80,10 +80,10 @@ def test_it_is_right_in_every_layout(spec: Chain, target: str) -> None:
 def test_a_pair_moves_as_one(target: str) -> None:
     whole: Any = fusegen.plan(SHIPPED["rope_interleaved"], target)
     (plan,) = whole.launched
-    assert plan.layout.interleaved == {("even", "odd"), ("out_part", "out_part_2")}
+    assert plan.layout.interleaved == {("even", "odd"), ("out_even", "out_odd")}
     assert not plan.layout.apart
     moved = {access.tensor: (access.vector_bytes, access.together) for access in plan.accesses}
-    assert moved["even"] == moved["odd"] == moved["out_part"] == (16, 2)
+    assert moved["even"] == moved["odd"] == moved["out_even"] == (16, 2)
     text = made(ROPE, target).sources[0].text
     assert "load_apart" not in text
     assert "store_apart" not in text
@@ -93,7 +93,7 @@ def test_a_pair_moves_as_one(target: str) -> None:
 def test_one_of_two_is_read_by_itself() -> None:
     plan = plan_of(made(only_even))
     assert not plan.layout.interleaved
-    assert plan.layout.apart == {"x_part"}
+    assert plan.layout.apart == {"x_even"}
 
 
 def test_three_by_turns() -> None:
@@ -121,13 +121,13 @@ def test_a_kernel_of_such_a_step_is_called_by_its_program() -> None:
     assert isinstance(kernel, Kernel)
     x = np.zeros((9, 4, 32), bf16.numpy)
     turns = np.zeros((9, 1, 16), np.float32)
-    with pytest.raises(ArgumentError, match=r"even and odd; out_part and out_part_2: call its program"):
+    with pytest.raises(ArgumentError, match=r"even and odd; out_even and out_odd: call its program"):
         kernel(x[..., ::2], x[..., 1::2], turns, turns)
 
 
 @pytest.mark.parametrize(("found", "wrong"), [
     ("even_vec.at[2 * j + 1]", "even_vec.at[2 * j]"),
-    ("out_part_vec.at[2 * j + 1] =", "out_part_vec.at[2 * j] ="),
+    ("out_even_vec.at[2 * j + 1] =", "out_even_vec.at[2 * j] ="),
     ("even_row + col * 2", "even_row + col"),
 ])  # fmt: skip
 def test_elements_of_the_other_one_are_caught(found: str, wrong: str) -> None:

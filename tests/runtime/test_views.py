@@ -208,7 +208,7 @@ def test_rope_is_one_kernel_without_a_workspace() -> None:
     assert len(program.kernels) == 1
     assert program.workspace_bytes() == 0
     assert [str(b) for b in program.plan.steps[0].bindings] == [
-        "low in q", "high in q", "cos", "sin", "out_part in out", "out_part_2 in out"
+        "low in q", "high in q", "cos", "sin", "out_low in out", "out_high in out"
     ]  # fmt: skip
     for tokens in (24, 1, 57, 0, 24):
         given = rope_operands(tokens)
@@ -270,7 +270,7 @@ def test_programs_of_views_are_prepared_copied_and_pickled_like_others() -> None
 
 def test_the_plan_says_which_tensor_is_a_view_of_what() -> None:
     text = str(compiled(rope).plan)
-    assert "1. rope: low in q, high in q, cos, sin -> out_part in out, out_part_2 in out" in text
+    assert "1. rope: low in q, high in q, cos, sin -> out_low in out, out_high in out" in text
 
 
 @chain(M=24, N=16)

@@ -116,7 +116,7 @@ class Lowering:
                 continue
             parts = self.parts_of(tensor.node)
             for node, shown, place, named in parts:
-                name = tensor.name if len(parts) == 1 else self.free(named or f"{tensor.name}_part", output=True)
+                name = tensor.name if len(parts) == 1 else self.free(named or place.part_name(tensor.name), output=True)
                 value = self.row(node, shown, shown.shape)
                 place = self.written_as(value, place, node)
                 outputs.append(Tensor(name, TensorType(tensor.dtype, value.shape), value))
@@ -149,7 +149,7 @@ class Lowering:
         if any(len(group) != 1 for *_, place, _ in parts for group in place.base):  # seen otherwise than they lie
             parts = [(values, whole, whole, "")]
         for node, seen, place, named in parts:
-            name = tensor.name if len(parts) == 1 else self.free(named or f"{tensor.name}_part", output=True)
+            name = tensor.name if len(parts) == 1 else self.free(named or place.part_name(tensor.name), output=True)
             value = self.row(node, seen, seen.shape)
             place = self.written_as(value, place, node)
             found, shown, row = self.at_index(tensor.node, place, index, values.shape, tensor.shape)
@@ -328,7 +328,7 @@ class Lowering:
             if view.is_identity or self.whole_by(view, node):
                 name = tensor.name
             else:
-                name = self.free(self.name_of_view(node, view) or f"{tensor.name}_part")
+                name = self.free(self.name_of_view(node, view) or view.part_name(tensor.name))
             index = min((n.operator.index for n in self.graph.nodes), default=0) - 1
             operator = Operator(index, name, node.where)
             own = Node(OPS["input"], (), view.shape, node.dtype, operator)

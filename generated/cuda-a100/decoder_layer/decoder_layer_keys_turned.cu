@@ -9,19 +9,17 @@
 //
 //    target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 //    views    k__part is k_ as [B, H, E // 2]; k__part_2 is k_ as [B, H, E // 2]; v__part is v_ as [B, H,
-//             E // 2]; v__part_2 is v_ as [B, H, E // 2]; keys_part is keys[..., :E // 2]; keys_part_2 is
-//             keys[..., E // 2:]; values_part is values[..., :E // 2]; values_part_2 is values[..., E //
-//             2:]
-//    writes   rows of keys_part, keys_part_2, values_part, values_part_2 at slots; nothing where there is
-//             none
+//             E // 2]; v__part_2 is v_ as [B, H, E // 2]; keys_low is keys[..., :E // 2]; keys_high is
+//             keys[..., E // 2:]; values_low is values[..., :E // 2]; values_high is values[..., E // 2:]
+//    writes   rows of keys_low, keys_high, values_low, values_high at slots; nothing where there is none
 //    tile     tiles of rows and columns; a block of 128 threads on 8 rows, 4 elements a thread
 //    traffic  0.1 MB moved, 0.1 MB ideal, 0.2 MB unfused in 3 launches
 //    floor    0.1 us at 2.039 TB/s; memory-bound at 0.24 flop/B
-//    rounding keys_part to bf16 when stored; keys_part_2 to bf16 when stored; values_part to bf16 when
-//             stored; values_part_2 to bf16 when stored; f32 between
+//    rounding keys_low to bf16 when stored; keys_high to bf16 when stored; values_low to bf16 when stored;
+//             values_high to bf16 when stored; f32 between
 //    needs    rows of 64 elements, next to each other; cosine, sine, k__part, k__part_2, v__part,
-//             v__part_2: address and strides in multiples of 16 B; keys_part, keys_part_2, values_part,
-//             values_part_2: address and strides in multiples of 8 B
+//             v__part_2: address and strides in multiples of 16 B; keys_low, keys_high, values_low,
+//             values_high: address and strides in multiples of 8 B
 //
 // b. decoder_layer_turned  f32[B, 1, E_half], f32[B, 1, E_half], f32[B, G_times_H, E_half], f32[B, G_times_H, E_half] -> bf16[B, G_times_H,
 //      E_half], bf16[B, G_times_H, E_half]  at B=8 E_half=64 G_times_H=32
@@ -74,10 +72,10 @@ __device__ __forceinline__ void part_a(
     const float* __restrict__ k__part_2_ptr,
     const float* __restrict__ v__part_ptr,
     const float* __restrict__ v__part_2_ptr,
-    __nv_bfloat16* __restrict__ keys_part_ptr,
-    __nv_bfloat16* __restrict__ keys_part_2_ptr,
-    __nv_bfloat16* __restrict__ values_part_ptr,
-    __nv_bfloat16* __restrict__ values_part_2_ptr,
+    __nv_bfloat16* __restrict__ keys_low_ptr,
+    __nv_bfloat16* __restrict__ keys_high_ptr,
+    __nv_bfloat16* __restrict__ values_low_ptr,
+    __nv_bfloat16* __restrict__ values_high_ptr,
     long long B_size,
     long long H_size,
     long long cosine_stride_B,
@@ -91,18 +89,18 @@ __device__ __forceinline__ void part_a(
     long long v__part_stride_H,
     long long v__part_2_stride_B,
     long long v__part_2_stride_H,
-    long long keys_part_count,
-    long long keys_part_stride,
-    long long keys_part_stride_H,
-    long long keys_part_2_count,
-    long long keys_part_2_stride,
-    long long keys_part_2_stride_H,
-    long long values_part_count,
-    long long values_part_stride,
-    long long values_part_stride_H,
-    long long values_part_2_count,
-    long long values_part_2_stride,
-    long long values_part_2_stride_H)
+    long long keys_low_count,
+    long long keys_low_stride,
+    long long keys_low_stride_H,
+    long long keys_high_count,
+    long long keys_high_stride,
+    long long keys_high_stride_H,
+    long long values_low_count,
+    long long values_low_stride,
+    long long values_low_stride_H,
+    long long values_high_count,
+    long long values_high_stride,
+    long long values_high_stride_H)
 {
   constexpr int block_rows = 8;  // that a block takes
   constexpr int row_threads = 16;
@@ -121,21 +119,19 @@ __device__ __forceinline__ void part_a(
   const float* const v__part_row = v__part_ptr + B_at * v__part_stride_B + H_at * v__part_stride_H;
   const float* const v__part_2_row = v__part_2_ptr + B_at * v__part_2_stride_B + H_at * v__part_2_stride_H;
   const int slots = *slots_row;
-  const bool keys_part_found = slots >= 0 && slots < keys_part_count;  // else nothing of it is written
-  __nv_bfloat16* const keys_part_row = keys_part_ptr + (keys_part_found ? slots : 0) * keys_part_stride + H_at * keys_part_stride_H;
-  const bool keys_part_2_found = slots >= 0 && slots < keys_part_2_count;  // else nothing of it is written
-  __nv_bfloat16* const keys_part_2_row = keys_part_2_ptr + (keys_part_2_found ? slots : 0) * keys_part_2_stride
-      + H_at * keys_part_2_stride_H;
-  const bool values_part_found = slots >= 0 && slots < values_part_count;  // else nothing of it is written
-  __nv_bfloat16* const values_part_row = values_part_ptr + (values_part_found ? slots : 0) * values_part_stride
-      + H_at * values_part_stride_H;
-  const bool values_part_2_found = slots >= 0 && slots < values_part_2_count;  // else nothing of it is written
-  __nv_bfloat16* const values_part_2_row = values_part_2_ptr + (values_part_2_found ? slots : 0) * values_part_2_stride
-      + H_at * values_part_2_stride_H;
+  const bool keys_low_found = slots >= 0 && slots < keys_low_count;  // else nothing of it is written
+  __nv_bfloat16* const keys_low_row = keys_low_ptr + (keys_low_found ? slots : 0) * keys_low_stride + H_at * keys_low_stride_H;
+  const bool keys_high_found = slots >= 0 && slots < keys_high_count;  // else nothing of it is written
+  __nv_bfloat16* const keys_high_row = keys_high_ptr + (keys_high_found ? slots : 0) * keys_high_stride + H_at * keys_high_stride_H;
+  const bool values_low_found = slots >= 0 && slots < values_low_count;  // else nothing of it is written
+  __nv_bfloat16* const values_low_row = values_low_ptr + (values_low_found ? slots : 0) * values_low_stride + H_at * values_low_stride_H;
+  const bool values_high_found = slots >= 0 && slots < values_high_count;  // else nothing of it is written
+  __nv_bfloat16* const values_high_row = values_high_ptr + (values_high_found ? slots : 0) * values_high_stride
+      + H_at * values_high_stride_H;
   const int col = lane * 4;
 
-  // pass 1 of 1: read k__part, cosine, k__part_2, sine, v__part, v__part_2; write keys_part, keys_part_2,
-  //   values_part, values_part_2
+  // pass 1 of 1: read k__part, cosine, k__part_2, sine, v__part, v__part_2; write keys_low, keys_high, values_low,
+  //   values_high
   {
     const Vec<float, 4> k__part_vec = load<4>(k__part_row + col);
     const Vec<float, 4> cosine_vec = load<4>(cosine_row + col);
@@ -143,10 +139,10 @@ __device__ __forceinline__ void part_a(
     const Vec<float, 4> sine_vec = load<4>(sine_row + col);
     const Vec<float, 4> v__part_vec = load<4>(v__part_row + col);
     const Vec<float, 4> v__part_2_vec = load<4>(v__part_2_row + col);
-    Vec<__nv_bfloat16, 4> keys_part_vec;
-    Vec<__nv_bfloat16, 4> keys_part_2_vec;
-    Vec<__nv_bfloat16, 4> values_part_vec;
-    Vec<__nv_bfloat16, 4> values_part_2_vec;
+    Vec<__nv_bfloat16, 4> keys_low_vec;
+    Vec<__nv_bfloat16, 4> keys_high_vec;
+    Vec<__nv_bfloat16, 4> values_low_vec;
+    Vec<__nv_bfloat16, 4> values_high_vec;
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float k__part = k__part_vec.at[j];
@@ -161,15 +157,15 @@ __device__ __forceinline__ void part_a(
       const float k__part_2_times_cosine = k__part_2 * cosine;
       const float k__part_times_sine = k__part * sine;
       const float add = k__part_2_times_cosine + k__part_times_sine;
-      keys_part_vec.at[j] = __float2bfloat16_rn(sub);
-      keys_part_2_vec.at[j] = __float2bfloat16_rn(add);
-      values_part_vec.at[j] = __float2bfloat16_rn(v__part);
-      values_part_2_vec.at[j] = __float2bfloat16_rn(v__part_2);
+      keys_low_vec.at[j] = __float2bfloat16_rn(sub);
+      keys_high_vec.at[j] = __float2bfloat16_rn(add);
+      values_low_vec.at[j] = __float2bfloat16_rn(v__part);
+      values_high_vec.at[j] = __float2bfloat16_rn(v__part_2);
     }
-    if (live && keys_part_found) store<4>(keys_part_row + col, keys_part_vec);
-    if (live && keys_part_2_found) store<4>(keys_part_2_row + col, keys_part_2_vec);
-    if (live && values_part_found) store<4>(values_part_row + col, values_part_vec);
-    if (live && values_part_2_found) store<4>(values_part_2_row + col, values_part_2_vec);
+    if (live && keys_low_found) store<4>(keys_low_row + col, keys_low_vec);
+    if (live && keys_high_found) store<4>(keys_high_row + col, keys_high_vec);
+    if (live && values_low_found) store<4>(values_low_row + col, values_low_vec);
+    if (live && values_high_found) store<4>(values_high_row + col, values_high_vec);
   }
 }
 
@@ -249,10 +245,10 @@ decoder_layer_keys_turned(
     const float* __restrict__ a_k__part_2_ptr,
     const float* __restrict__ a_v__part_ptr,
     const float* __restrict__ a_v__part_2_ptr,
-    __nv_bfloat16* __restrict__ a_keys_part_ptr,
-    __nv_bfloat16* __restrict__ a_keys_part_2_ptr,
-    __nv_bfloat16* __restrict__ a_values_part_ptr,
-    __nv_bfloat16* __restrict__ a_values_part_2_ptr,
+    __nv_bfloat16* __restrict__ a_keys_low_ptr,
+    __nv_bfloat16* __restrict__ a_keys_high_ptr,
+    __nv_bfloat16* __restrict__ a_values_low_ptr,
+    __nv_bfloat16* __restrict__ a_values_high_ptr,
     const float* __restrict__ b_cosine_ptr,
     const float* __restrict__ b_sine_ptr,
     const float* __restrict__ b_q_part_ptr,
@@ -273,18 +269,18 @@ decoder_layer_keys_turned(
     long long a_v__part_stride_H,
     long long a_v__part_2_stride_B,
     long long a_v__part_2_stride_H,
-    long long a_keys_part_count,
-    long long a_keys_part_stride,
-    long long a_keys_part_stride_H,
-    long long a_keys_part_2_count,
-    long long a_keys_part_2_stride,
-    long long a_keys_part_2_stride_H,
-    long long a_values_part_count,
-    long long a_values_part_stride,
-    long long a_values_part_stride_H,
-    long long a_values_part_2_count,
-    long long a_values_part_2_stride,
-    long long a_values_part_2_stride_H,
+    long long a_keys_low_count,
+    long long a_keys_low_stride,
+    long long a_keys_low_stride_H,
+    long long a_keys_high_count,
+    long long a_keys_high_stride,
+    long long a_keys_high_stride_H,
+    long long a_values_low_count,
+    long long a_values_low_stride,
+    long long a_values_low_stride_H,
+    long long a_values_high_count,
+    long long a_values_high_stride,
+    long long a_values_high_stride_H,
     long long b_B_size,
     long long b_G_times_H_size,
     long long b_cosine_stride_B,
@@ -301,12 +297,12 @@ decoder_layer_keys_turned(
   unsigned block = blockIdx.x;  // the first blocks do the first step
   if (block < blocks_a) {
     part_a(block, a_cosine_ptr, a_sine_ptr, a_slots_ptr, a_k__part_ptr, a_k__part_2_ptr, a_v__part_ptr, a_v__part_2_ptr,
-        a_keys_part_ptr, a_keys_part_2_ptr, a_values_part_ptr, a_values_part_2_ptr, a_B_size, a_H_size, a_cosine_stride_B,
+        a_keys_low_ptr, a_keys_high_ptr, a_values_low_ptr, a_values_high_ptr, a_B_size, a_H_size, a_cosine_stride_B,
         a_sine_stride_B, a_slots_stride_B, a_k__part_stride_B, a_k__part_stride_H, a_k__part_2_stride_B,
         a_k__part_2_stride_H, a_v__part_stride_B, a_v__part_stride_H, a_v__part_2_stride_B, a_v__part_2_stride_H,
-        a_keys_part_count, a_keys_part_stride, a_keys_part_stride_H, a_keys_part_2_count, a_keys_part_2_stride,
-        a_keys_part_2_stride_H, a_values_part_count, a_values_part_stride, a_values_part_stride_H, a_values_part_2_count,
-        a_values_part_2_stride, a_values_part_2_stride_H);
+        a_keys_low_count, a_keys_low_stride, a_keys_low_stride_H, a_keys_high_count, a_keys_high_stride,
+        a_keys_high_stride_H, a_values_low_count, a_values_low_stride, a_values_low_stride_H, a_values_high_count,
+        a_values_high_stride, a_values_high_stride_H);
     return;
   }
   block -= static_cast<unsigned>(blocks_a);

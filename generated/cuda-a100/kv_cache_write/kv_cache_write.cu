@@ -8,20 +8,20 @@
 //         return F.scatter(k_cache, slots, F.rope(k, cos, sin)), F.scatter(v_cache, slots, v)
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
-// views    low is k[..., :D // 2]; high is k[..., D // 2:]; v_part is v[..., :D // 2]; v_part_2 is
-//          v[..., D // 2:]; rotations_part is rotations[..., :D // 2]; rotations_part_2 is
-//          rotations[..., D // 2:]; out0_part is out0[..., :D // 2]; out0_part_2 is out0[..., D // 2:];
-//          v_2 is out1[..., :D // 2]; v_3 is out1[..., D // 2:]
-// looks up rows of rotations_part at positions, 0 where there is none; rows of rotations_part_2 at
+// views    low is k[..., :D // 2]; high is k[..., D // 2:]; v_low is v[..., :D // 2]; v_high is v[...,
+//          D // 2:]; rotations_low is rotations[..., :D // 2]; rotations_high is rotations[..., D //
+//          2:]; out0_low is out0[..., :D // 2]; out0_high is out0[..., D // 2:]; v_2 is out1[..., :D //
+//          2]; v_3 is out1[..., D // 2:]
+// looks up rows of rotations_low at positions, 0 where there is none; rows of rotations_high at
 //          positions, 0 where there is none
-// writes   rows of out0_part, out0_part_2, v_2, v_3 at slots; nothing where there is none
+// writes   rows of out0_low, out0_high, v_2, v_3 at slots; nothing where there is none
 // tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
 // traffic  142.9 MB moved, 142.9 MB ideal, 285.6 MB unfused in 4 launches
 // floor    70.1 us at 2.039 TB/s; memory-bound at 0.47 flop/B
-// rounding out0_part to bf16 when stored; out0_part_2 to bf16 when stored; v_2 to bf16 when stored; v_3
-//          to bf16 when stored; f32 between
-// needs    rows of 64 elements, next to each other; low, high, v_part, v_part_2, rotations_part,
-//          rotations_part_2, out0_part, out0_part_2, v_2, v_3: address and strides in multiples of 16 B
+// rounding out0_low to bf16 when stored; out0_high to bf16 when stored; v_2 to bf16 when stored; v_3 to
+//          bf16 when stored; f32 between
+// needs    rows of 64 elements, next to each other; low, high, v_low, v_high, rotations_low,
+//          rotations_high, out0_low, out0_high, v_2, v_3: address and strides in multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -53,14 +53,14 @@ extern "C" __global__ void __launch_bounds__(128)
 kv_cache_write(
     const __nv_bfloat16* __restrict__ low_ptr,
     const __nv_bfloat16* __restrict__ high_ptr,
-    const __nv_bfloat16* __restrict__ v_part_ptr,
-    const __nv_bfloat16* __restrict__ v_part_2_ptr,
-    const float* __restrict__ rotations_part_ptr,
-    const float* __restrict__ rotations_part_2_ptr,
+    const __nv_bfloat16* __restrict__ v_low_ptr,
+    const __nv_bfloat16* __restrict__ v_high_ptr,
+    const float* __restrict__ rotations_low_ptr,
+    const float* __restrict__ rotations_high_ptr,
     const long long* __restrict__ positions_ptr,
     const long long* __restrict__ slots_ptr,
-    __nv_bfloat16* __restrict__ out0_part_ptr,
-    __nv_bfloat16* __restrict__ out0_part_2_ptr,
+    __nv_bfloat16* __restrict__ out0_low_ptr,
+    __nv_bfloat16* __restrict__ out0_high_ptr,
     __nv_bfloat16* __restrict__ v_2_ptr,
     __nv_bfloat16* __restrict__ v_3_ptr,
     long long T_size,
@@ -69,22 +69,22 @@ kv_cache_write(
     long long low_stride_H,
     long long high_stride_T,
     long long high_stride_H,
-    long long v_part_stride_T,
-    long long v_part_stride_H,
-    long long v_part_2_stride_T,
-    long long v_part_2_stride_H,
-    long long rotations_part_count,
-    long long rotations_part_stride,
-    long long rotations_part_2_count,
-    long long rotations_part_2_stride,
+    long long v_low_stride_T,
+    long long v_low_stride_H,
+    long long v_high_stride_T,
+    long long v_high_stride_H,
+    long long rotations_low_count,
+    long long rotations_low_stride,
+    long long rotations_high_count,
+    long long rotations_high_stride,
     long long positions_stride_T,
     long long slots_stride_T,
-    long long out0_part_count,
-    long long out0_part_stride,
-    long long out0_part_stride_H,
-    long long out0_part_2_count,
-    long long out0_part_2_stride,
-    long long out0_part_2_stride_H,
+    long long out0_low_count,
+    long long out0_low_stride,
+    long long out0_low_stride_H,
+    long long out0_high_count,
+    long long out0_high_stride,
+    long long out0_high_stride_H,
     long long v_2_count,
     long long v_2_stride,
     long long v_2_stride_H,
@@ -103,60 +103,59 @@ kv_cache_write(
   const unsigned H_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_size);
   const __nv_bfloat16* const low_row = low_ptr + T_at * low_stride_T + H_at * low_stride_H;
   const __nv_bfloat16* const high_row = high_ptr + T_at * high_stride_T + H_at * high_stride_H;
-  const __nv_bfloat16* const v_part_row = v_part_ptr + T_at * v_part_stride_T + H_at * v_part_stride_H;
-  const __nv_bfloat16* const v_part_2_row = v_part_2_ptr + T_at * v_part_2_stride_T + H_at * v_part_2_stride_H;
+  const __nv_bfloat16* const v_low_row = v_low_ptr + T_at * v_low_stride_T + H_at * v_low_stride_H;
+  const __nv_bfloat16* const v_high_row = v_high_ptr + T_at * v_high_stride_T + H_at * v_high_stride_H;
   const long long* const positions_row = positions_ptr + T_at * positions_stride_T;
   const long long* const slots_row = slots_ptr + T_at * slots_stride_T;
   const int slots = nearest_int(*slots_row);
   const int positions = nearest_int(*positions_row);
-  const bool rotations_part_found = positions >= 0 && positions < rotations_part_count;  // else each of its values is 0
-  const float* const rotations_part_row = rotations_part_ptr + (rotations_part_found ? positions : 0) * rotations_part_stride;
-  const bool rotations_part_2_found = positions >= 0 && positions < rotations_part_2_count;  // else each of its values is 0
-  const float* const rotations_part_2_row = rotations_part_2_ptr + (rotations_part_2_found ? positions : 0) * rotations_part_2_stride;
-  const bool out0_part_found = slots >= 0 && slots < out0_part_count;  // else nothing of it is written
-  __nv_bfloat16* const out0_part_row = out0_part_ptr + (out0_part_found ? slots : 0) * out0_part_stride + H_at * out0_part_stride_H;
-  const bool out0_part_2_found = slots >= 0 && slots < out0_part_2_count;  // else nothing of it is written
-  __nv_bfloat16* const out0_part_2_row = out0_part_2_ptr + (out0_part_2_found ? slots : 0) * out0_part_2_stride
-      + H_at * out0_part_2_stride_H;
+  const bool rotations_low_found = positions >= 0 && positions < rotations_low_count;  // else each of its values is 0
+  const float* const rotations_low_row = rotations_low_ptr + (rotations_low_found ? positions : 0) * rotations_low_stride;
+  const bool rotations_high_found = positions >= 0 && positions < rotations_high_count;  // else each of its values is 0
+  const float* const rotations_high_row = rotations_high_ptr + (rotations_high_found ? positions : 0) * rotations_high_stride;
+  const bool out0_low_found = slots >= 0 && slots < out0_low_count;  // else nothing of it is written
+  __nv_bfloat16* const out0_low_row = out0_low_ptr + (out0_low_found ? slots : 0) * out0_low_stride + H_at * out0_low_stride_H;
+  const bool out0_high_found = slots >= 0 && slots < out0_high_count;  // else nothing of it is written
+  __nv_bfloat16* const out0_high_row = out0_high_ptr + (out0_high_found ? slots : 0) * out0_high_stride + H_at * out0_high_stride_H;
   const bool v_2_found = slots >= 0 && slots < v_2_count;  // else nothing of it is written
   __nv_bfloat16* const v_2_row = v_2_ptr + (v_2_found ? slots : 0) * v_2_stride + H_at * v_2_stride_H;
   const bool v_3_found = slots >= 0 && slots < v_3_count;  // else nothing of it is written
   __nv_bfloat16* const v_3_row = v_3_ptr + (v_3_found ? slots : 0) * v_3_stride + H_at * v_3_stride_H;
   const int col = lane * 8;
 
-  // pass 1 of 1: read low, high, v_part, v_part_2, cosine, sine; write out0_part, out0_part_2, v_2, v_3
+  // pass 1 of 1: read low, high, v_low, v_high, cosine, sine; write out0_low, out0_high, v_2, v_3
   {
     const Vec<__nv_bfloat16, 8> low_vec = load<8>(low_row + col);
     const Vec<__nv_bfloat16, 8> high_vec = load<8>(high_row + col);
-    const Vec<__nv_bfloat16, 8> v_part_vec = load<8>(v_part_row + col);
-    const Vec<__nv_bfloat16, 8> v_part_2_vec = load<8>(v_part_2_row + col);
-    const Vec<float, 8> rotations_part_vec = load<8>(rotations_part_row + col);
-    const Vec<float, 8> rotations_part_2_vec = load<8>(rotations_part_2_row + col);
-    Vec<__nv_bfloat16, 8> out0_part_vec;
-    Vec<__nv_bfloat16, 8> out0_part_2_vec;
+    const Vec<__nv_bfloat16, 8> v_low_vec = load<8>(v_low_row + col);
+    const Vec<__nv_bfloat16, 8> v_high_vec = load<8>(v_high_row + col);
+    const Vec<float, 8> rotations_low_vec = load<8>(rotations_low_row + col);
+    const Vec<float, 8> rotations_high_vec = load<8>(rotations_high_row + col);
+    Vec<__nv_bfloat16, 8> out0_low_vec;
+    Vec<__nv_bfloat16, 8> out0_high_vec;
     Vec<__nv_bfloat16, 8> v_2_vec;
     Vec<__nv_bfloat16, 8> v_3_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float low = __bfloat162float(low_vec.at[j]);
       const float high = __bfloat162float(high_vec.at[j]);
-      const float v_part = __bfloat162float(v_part_vec.at[j]);
-      const float v_part_2 = __bfloat162float(v_part_2_vec.at[j]);
-      const float cosine = rotations_part_found ? rotations_part_vec.at[j] : 0.0f;
-      const float sine = rotations_part_2_found ? rotations_part_2_vec.at[j] : 0.0f;
+      const float v_low = __bfloat162float(v_low_vec.at[j]);
+      const float v_high = __bfloat162float(v_high_vec.at[j]);
+      const float cosine = rotations_low_found ? rotations_low_vec.at[j] : 0.0f;
+      const float sine = rotations_high_found ? rotations_high_vec.at[j] : 0.0f;
       const float low_times_cosine = low * cosine;
       const float high_times_sine = high * sine;
       const float sub = low_times_cosine - high_times_sine;
       const float high_times_cosine = high * cosine;
       const float low_times_sine = low * sine;
       const float add = high_times_cosine + low_times_sine;
-      out0_part_vec.at[j] = __float2bfloat16_rn(sub);
-      out0_part_2_vec.at[j] = __float2bfloat16_rn(add);
-      v_2_vec.at[j] = __float2bfloat16_rn(v_part);
-      v_3_vec.at[j] = __float2bfloat16_rn(v_part_2);
+      out0_low_vec.at[j] = __float2bfloat16_rn(sub);
+      out0_high_vec.at[j] = __float2bfloat16_rn(add);
+      v_2_vec.at[j] = __float2bfloat16_rn(v_low);
+      v_3_vec.at[j] = __float2bfloat16_rn(v_high);
     }
-    if (live && out0_part_found) store<8>(out0_part_row + col, out0_part_vec);
-    if (live && out0_part_2_found) store<8>(out0_part_2_row + col, out0_part_2_vec);
+    if (live && out0_low_found) store<8>(out0_low_row + col, out0_low_vec);
+    if (live && out0_high_found) store<8>(out0_high_row + col, out0_high_vec);
     if (live && v_2_found) store<8>(v_2_row + col, v_2_vec);
     if (live && v_3_found) store<8>(v_3_row + col, v_3_vec);
   }

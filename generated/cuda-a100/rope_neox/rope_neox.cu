@@ -7,14 +7,14 @@
 //         return F.concat([low * cos - high * sin, high * cos + low * sin])
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
-// views    low is x[..., :D // 2]; high is x[..., D // 2:]; out_part is out[..., :D // 2]; out_part_2
-//          is out[..., D // 2:]
+// views    low is x[..., :D // 2]; high is x[..., D // 2:]; out_low is out[..., :D // 2]; out_high is
+//          out[..., D // 2:]
 // tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
 // traffic  276.8 MB moved, 276.8 MB ideal, 1493.2 MB unfused in 6 launches
 // floor    135.8 us at 2.039 TB/s; memory-bound at 0.73 flop/B
-// rounding out_part to bf16 when stored; out_part_2 to bf16 when stored; f32 between
-// needs    rows of 64 elements, next to each other; low, high, cosine, sine, out_part, out_part_2:
-//          address and strides in multiples of 16 B
+// rounding out_low to bf16 when stored; out_high to bf16 when stored; f32 between
+// needs    rows of 64 elements, next to each other; low, high, cosine, sine, out_low, out_high: address
+//          and strides in multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -49,8 +49,8 @@ rope_neox(
     const __nv_bfloat16* __restrict__ high_ptr,
     const float* __restrict__ cosine_ptr,
     const float* __restrict__ sine_ptr,
-    __nv_bfloat16* __restrict__ out_part_ptr,
-    __nv_bfloat16* __restrict__ out_part_2_ptr,
+    __nv_bfloat16* __restrict__ out_low_ptr,
+    __nv_bfloat16* __restrict__ out_high_ptr,
     long long T_size,
     long long H_size,
     long long low_stride_T,
@@ -59,10 +59,10 @@ rope_neox(
     long long high_stride_H,
     long long cosine_stride_T,
     long long sine_stride_T,
-    long long out_part_stride_T,
-    long long out_part_stride_H,
-    long long out_part_2_stride_T,
-    long long out_part_2_stride_H)
+    long long out_low_stride_T,
+    long long out_low_stride_H,
+    long long out_high_stride_T,
+    long long out_high_stride_H)
 {
   constexpr int block_rows = 16;  // that a block takes
   constexpr int row_threads = 8;
@@ -77,18 +77,18 @@ rope_neox(
   const __nv_bfloat16* const high_row = high_ptr + T_at * high_stride_T + H_at * high_stride_H;
   const float* const cosine_row = cosine_ptr + T_at * cosine_stride_T;
   const float* const sine_row = sine_ptr + T_at * sine_stride_T;
-  __nv_bfloat16* const out_part_row = out_part_ptr + unknown(T_at * out_part_stride_T + H_at * out_part_stride_H);
-  __nv_bfloat16* const out_part_2_row = out_part_2_ptr + unknown(T_at * out_part_2_stride_T + H_at * out_part_2_stride_H);
+  __nv_bfloat16* const out_low_row = out_low_ptr + unknown(T_at * out_low_stride_T + H_at * out_low_stride_H);
+  __nv_bfloat16* const out_high_row = out_high_ptr + unknown(T_at * out_high_stride_T + H_at * out_high_stride_H);
   const int col = lane * 8;
 
-  // pass 1 of 1: read low, cosine, high, sine; write out_part, out_part_2
+  // pass 1 of 1: read low, cosine, high, sine; write out_low, out_high
   {
     const Vec<__nv_bfloat16, 8> low_vec = load<8>(low_row + col);
     const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__nv_bfloat16, 8> high_vec = load<8>(high_row + col);
     const Vec<float, 8> sine_vec = load<8>(sine_row + col);
-    Vec<__nv_bfloat16, 8> out_part_vec;
-    Vec<__nv_bfloat16, 8> out_part_2_vec;
+    Vec<__nv_bfloat16, 8> out_low_vec;
+    Vec<__nv_bfloat16, 8> out_high_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float low = __bfloat162float(low_vec.at[j]);
@@ -101,10 +101,10 @@ rope_neox(
       const float high_times_cosine = high * cosine;
       const float low_times_sine = low * sine;
       const float add = high_times_cosine + low_times_sine;
-      out_part_vec.at[j] = __float2bfloat16_rn(sub);
-      out_part_2_vec.at[j] = __float2bfloat16_rn(add);
+      out_low_vec.at[j] = __float2bfloat16_rn(sub);
+      out_high_vec.at[j] = __float2bfloat16_rn(add);
     }
-    if (live) store<8>(out_part_row + col, out_part_vec);
-    if (live) store<8>(out_part_2_row + col, out_part_2_vec);
+    if (live) store<8>(out_low_row + col, out_low_vec);
+    if (live) store<8>(out_high_row + col, out_high_vec);
   }
 }

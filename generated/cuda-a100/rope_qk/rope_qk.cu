@@ -7,28 +7,28 @@
 //    q_turned of rope_qk.
 //
 //    target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
-//    views    low is q[..., :D // 2]; high is q[..., D // 2:]; q_turned_part is q_turned[..., :D // 2];
-//             q_turned_part_2 is q_turned[..., D // 2:]
+//    views    low is q[..., :D // 2]; high is q[..., D // 2:]; q_turned_low is q_turned[..., :D // 2];
+//             q_turned_high is q_turned[..., D // 2:]
 //    tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
 //    traffic  276.8 MB moved, 276.8 MB ideal, 276.8 MB unfused in 1 launch
 //    floor    135.8 us at 2.039 TB/s; memory-bound at 0.73 flop/B
-//    rounding q_turned_part to bf16 when stored; q_turned_part_2 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; low, high, cosine, sine, q_turned_part,
-//             q_turned_part_2: address and strides in multiples of 16 B
+//    rounding q_turned_low to bf16 when stored; q_turned_high to bf16 when stored; f32 between
+//    needs    rows of 64 elements, next to each other; low, high, cosine, sine, q_turned_low,
+//             q_turned_high: address and strides in multiples of 16 B
 //
 // b. rope_qk_k_turned  bf16[T, K, D_half], bf16[T, K, D_half], f32[T, 1, D_half], f32[T, 1, D_half] -> bf16[T, K, D_half], bf16[T, K, D_half]
 //      at T=16384 K=8 D_half=64
 //    k_turned of rope_qk.
 //
 //    target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
-//    views    low is k[..., :D // 2]; high is k[..., D // 2:]; k_turned_part is k_turned[..., :D // 2];
-//             k_turned_part_2 is k_turned[..., D // 2:]
+//    views    low is k[..., :D // 2]; high is k[..., D // 2:]; k_turned_low is k_turned[..., :D // 2];
+//             k_turned_high is k_turned[..., D // 2:]
 //    tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
 //    traffic  75.5 MB moved, 75.5 MB ideal, 75.5 MB unfused in 1 launch
 //    floor    37.0 us at 2.039 TB/s; memory-bound at 0.67 flop/B
-//    rounding k_turned_part to bf16 when stored; k_turned_part_2 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; low, high, cosine, sine, k_turned_part,
-//             k_turned_part_2: address and strides in multiples of 16 B
+//    rounding k_turned_low to bf16 when stored; k_turned_high to bf16 when stored; f32 between
+//    needs    rows of 64 elements, next to each other; low, high, cosine, sine, k_turned_low,
+//             k_turned_high: address and strides in multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -64,8 +64,8 @@ __device__ __forceinline__ void part_a(
     const __nv_bfloat16* __restrict__ high_ptr,
     const float* __restrict__ cosine_ptr,
     const float* __restrict__ sine_ptr,
-    __nv_bfloat16* __restrict__ q_turned_part_ptr,
-    __nv_bfloat16* __restrict__ q_turned_part_2_ptr,
+    __nv_bfloat16* __restrict__ q_turned_low_ptr,
+    __nv_bfloat16* __restrict__ q_turned_high_ptr,
     long long T_size,
     long long H_size,
     long long low_stride_T,
@@ -74,10 +74,10 @@ __device__ __forceinline__ void part_a(
     long long high_stride_H,
     long long cosine_stride_T,
     long long sine_stride_T,
-    long long q_turned_part_stride_T,
-    long long q_turned_part_stride_H,
-    long long q_turned_part_2_stride_T,
-    long long q_turned_part_2_stride_H)
+    long long q_turned_low_stride_T,
+    long long q_turned_low_stride_H,
+    long long q_turned_high_stride_T,
+    long long q_turned_high_stride_H)
 {
   constexpr int block_rows = 16;  // that a block takes
   constexpr int row_threads = 8;
@@ -92,19 +92,18 @@ __device__ __forceinline__ void part_a(
   const __nv_bfloat16* const high_row = high_ptr + T_at * high_stride_T + H_at * high_stride_H;
   const float* const cosine_row = cosine_ptr + T_at * cosine_stride_T;
   const float* const sine_row = sine_ptr + T_at * sine_stride_T;
-  __nv_bfloat16* const q_turned_part_row = q_turned_part_ptr + unknown(T_at * q_turned_part_stride_T + H_at * q_turned_part_stride_H);
-  __nv_bfloat16* const q_turned_part_2_row = q_turned_part_2_ptr + unknown(T_at * q_turned_part_2_stride_T
-      + H_at * q_turned_part_2_stride_H);
+  __nv_bfloat16* const q_turned_low_row = q_turned_low_ptr + unknown(T_at * q_turned_low_stride_T + H_at * q_turned_low_stride_H);
+  __nv_bfloat16* const q_turned_high_row = q_turned_high_ptr + unknown(T_at * q_turned_high_stride_T + H_at * q_turned_high_stride_H);
   const int col = lane * 8;
 
-  // pass 1 of 1: read low, cosine, high, sine; write q_turned_part, q_turned_part_2
+  // pass 1 of 1: read low, cosine, high, sine; write q_turned_low, q_turned_high
   {
     const Vec<__nv_bfloat16, 8> low_vec = load<8>(low_row + col);
     const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__nv_bfloat16, 8> high_vec = load<8>(high_row + col);
     const Vec<float, 8> sine_vec = load<8>(sine_row + col);
-    Vec<__nv_bfloat16, 8> q_turned_part_vec;
-    Vec<__nv_bfloat16, 8> q_turned_part_2_vec;
+    Vec<__nv_bfloat16, 8> q_turned_low_vec;
+    Vec<__nv_bfloat16, 8> q_turned_high_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float low = __bfloat162float(low_vec.at[j]);
@@ -117,11 +116,11 @@ __device__ __forceinline__ void part_a(
       const float high_times_cosine = high * cosine;
       const float low_times_sine = low * sine;
       const float add = high_times_cosine + low_times_sine;
-      q_turned_part_vec.at[j] = __float2bfloat16_rn(sub);
-      q_turned_part_2_vec.at[j] = __float2bfloat16_rn(add);
+      q_turned_low_vec.at[j] = __float2bfloat16_rn(sub);
+      q_turned_high_vec.at[j] = __float2bfloat16_rn(add);
     }
-    if (live) store<8>(q_turned_part_row + col, q_turned_part_vec);
-    if (live) store<8>(q_turned_part_2_row + col, q_turned_part_2_vec);
+    if (live) store<8>(q_turned_low_row + col, q_turned_low_vec);
+    if (live) store<8>(q_turned_high_row + col, q_turned_high_vec);
   }
 }
 
@@ -132,8 +131,8 @@ __device__ __forceinline__ void part_b(
     const __nv_bfloat16* __restrict__ high_ptr,
     const float* __restrict__ cosine_ptr,
     const float* __restrict__ sine_ptr,
-    __nv_bfloat16* __restrict__ k_turned_part_ptr,
-    __nv_bfloat16* __restrict__ k_turned_part_2_ptr,
+    __nv_bfloat16* __restrict__ k_turned_low_ptr,
+    __nv_bfloat16* __restrict__ k_turned_high_ptr,
     long long T_size,
     long long K_size,
     long long low_stride_T,
@@ -142,10 +141,10 @@ __device__ __forceinline__ void part_b(
     long long high_stride_K,
     long long cosine_stride_T,
     long long sine_stride_T,
-    long long k_turned_part_stride_T,
-    long long k_turned_part_stride_K,
-    long long k_turned_part_2_stride_T,
-    long long k_turned_part_2_stride_K)
+    long long k_turned_low_stride_T,
+    long long k_turned_low_stride_K,
+    long long k_turned_high_stride_T,
+    long long k_turned_high_stride_K)
 {
   constexpr int block_rows = 16;  // that a block takes
   constexpr int row_threads = 8;
@@ -160,19 +159,18 @@ __device__ __forceinline__ void part_b(
   const __nv_bfloat16* const high_row = high_ptr + T_at * high_stride_T + K_at * high_stride_K;
   const float* const cosine_row = cosine_ptr + T_at * cosine_stride_T;
   const float* const sine_row = sine_ptr + T_at * sine_stride_T;
-  __nv_bfloat16* const k_turned_part_row = k_turned_part_ptr + unknown(T_at * k_turned_part_stride_T + K_at * k_turned_part_stride_K);
-  __nv_bfloat16* const k_turned_part_2_row = k_turned_part_2_ptr + unknown(T_at * k_turned_part_2_stride_T
-      + K_at * k_turned_part_2_stride_K);
+  __nv_bfloat16* const k_turned_low_row = k_turned_low_ptr + unknown(T_at * k_turned_low_stride_T + K_at * k_turned_low_stride_K);
+  __nv_bfloat16* const k_turned_high_row = k_turned_high_ptr + unknown(T_at * k_turned_high_stride_T + K_at * k_turned_high_stride_K);
   const int col = lane * 8;
 
-  // pass 1 of 1: read low, cosine, high, sine; write k_turned_part, k_turned_part_2
+  // pass 1 of 1: read low, cosine, high, sine; write k_turned_low, k_turned_high
   {
     const Vec<__nv_bfloat16, 8> low_vec = load<8>(low_row + col);
     const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__nv_bfloat16, 8> high_vec = load<8>(high_row + col);
     const Vec<float, 8> sine_vec = load<8>(sine_row + col);
-    Vec<__nv_bfloat16, 8> k_turned_part_vec;
-    Vec<__nv_bfloat16, 8> k_turned_part_2_vec;
+    Vec<__nv_bfloat16, 8> k_turned_low_vec;
+    Vec<__nv_bfloat16, 8> k_turned_high_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float low = __bfloat162float(low_vec.at[j]);
@@ -185,11 +183,11 @@ __device__ __forceinline__ void part_b(
       const float high_times_cosine = high * cosine;
       const float low_times_sine = low * sine;
       const float add = high_times_cosine + low_times_sine;
-      k_turned_part_vec.at[j] = __float2bfloat16_rn(sub);
-      k_turned_part_2_vec.at[j] = __float2bfloat16_rn(add);
+      k_turned_low_vec.at[j] = __float2bfloat16_rn(sub);
+      k_turned_high_vec.at[j] = __float2bfloat16_rn(add);
     }
-    if (live) store<8>(k_turned_part_row + col, k_turned_part_vec);
-    if (live) store<8>(k_turned_part_2_row + col, k_turned_part_2_vec);
+    if (live) store<8>(k_turned_low_row + col, k_turned_low_vec);
+    if (live) store<8>(k_turned_high_row + col, k_turned_high_vec);
   }
 }
 
@@ -199,14 +197,14 @@ rope_qk(
     const __nv_bfloat16* __restrict__ a_high_ptr,
     const float* __restrict__ a_cosine_ptr,
     const float* __restrict__ a_sine_ptr,
-    __nv_bfloat16* __restrict__ a_q_turned_part_ptr,
-    __nv_bfloat16* __restrict__ a_q_turned_part_2_ptr,
+    __nv_bfloat16* __restrict__ a_q_turned_low_ptr,
+    __nv_bfloat16* __restrict__ a_q_turned_high_ptr,
     const __nv_bfloat16* __restrict__ b_low_ptr,
     const __nv_bfloat16* __restrict__ b_high_ptr,
     const float* __restrict__ b_cosine_ptr,
     const float* __restrict__ b_sine_ptr,
-    __nv_bfloat16* __restrict__ b_k_turned_part_ptr,
-    __nv_bfloat16* __restrict__ b_k_turned_part_2_ptr,
+    __nv_bfloat16* __restrict__ b_k_turned_low_ptr,
+    __nv_bfloat16* __restrict__ b_k_turned_high_ptr,
     long long blocks_a,
     long long a_T_size,
     long long a_H_size,
@@ -216,10 +214,10 @@ rope_qk(
     long long a_high_stride_H,
     long long a_cosine_stride_T,
     long long a_sine_stride_T,
-    long long a_q_turned_part_stride_T,
-    long long a_q_turned_part_stride_H,
-    long long a_q_turned_part_2_stride_T,
-    long long a_q_turned_part_2_stride_H,
+    long long a_q_turned_low_stride_T,
+    long long a_q_turned_low_stride_H,
+    long long a_q_turned_high_stride_T,
+    long long a_q_turned_high_stride_H,
     long long b_T_size,
     long long b_K_size,
     long long b_low_stride_T,
@@ -228,20 +226,20 @@ rope_qk(
     long long b_high_stride_K,
     long long b_cosine_stride_T,
     long long b_sine_stride_T,
-    long long b_k_turned_part_stride_T,
-    long long b_k_turned_part_stride_K,
-    long long b_k_turned_part_2_stride_T,
-    long long b_k_turned_part_2_stride_K)
+    long long b_k_turned_low_stride_T,
+    long long b_k_turned_low_stride_K,
+    long long b_k_turned_high_stride_T,
+    long long b_k_turned_high_stride_K)
 {
   unsigned block = blockIdx.x;  // the first blocks do the first step
   if (block < blocks_a) {
-    part_a(block, a_low_ptr, a_high_ptr, a_cosine_ptr, a_sine_ptr, a_q_turned_part_ptr, a_q_turned_part_2_ptr, a_T_size,
+    part_a(block, a_low_ptr, a_high_ptr, a_cosine_ptr, a_sine_ptr, a_q_turned_low_ptr, a_q_turned_high_ptr, a_T_size,
         a_H_size, a_low_stride_T, a_low_stride_H, a_high_stride_T, a_high_stride_H, a_cosine_stride_T, a_sine_stride_T,
-        a_q_turned_part_stride_T, a_q_turned_part_stride_H, a_q_turned_part_2_stride_T, a_q_turned_part_2_stride_H);
+        a_q_turned_low_stride_T, a_q_turned_low_stride_H, a_q_turned_high_stride_T, a_q_turned_high_stride_H);
     return;
   }
   block -= static_cast<unsigned>(blocks_a);
-  part_b(block, b_low_ptr, b_high_ptr, b_cosine_ptr, b_sine_ptr, b_k_turned_part_ptr, b_k_turned_part_2_ptr, b_T_size,
+  part_b(block, b_low_ptr, b_high_ptr, b_cosine_ptr, b_sine_ptr, b_k_turned_low_ptr, b_k_turned_high_ptr, b_T_size,
       b_K_size, b_low_stride_T, b_low_stride_K, b_high_stride_T, b_high_stride_K, b_cosine_stride_T, b_sine_stride_T,
-      b_k_turned_part_stride_T, b_k_turned_part_stride_K, b_k_turned_part_2_stride_T, b_k_turned_part_2_stride_K);
+      b_k_turned_low_stride_T, b_k_turned_low_stride_K, b_k_turned_high_stride_T, b_k_turned_high_stride_K);
 }

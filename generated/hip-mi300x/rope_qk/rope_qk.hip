@@ -7,28 +7,28 @@
 //    q_turned of rope_qk.
 //
 //    target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-//    views    low is q[..., :D // 2]; high is q[..., D // 2:]; q_turned_part is q_turned[..., :D // 2];
-//             q_turned_part_2 is q_turned[..., D // 2:]
+//    views    low is q[..., :D // 2]; high is q[..., D // 2:]; q_turned_low is q_turned[..., :D // 2];
+//             q_turned_high is q_turned[..., D // 2:]
 //    tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
 //    traffic  276.8 MB moved, 276.8 MB ideal, 276.8 MB unfused in 1 launch
 //    floor    52.2 us at 5.3 TB/s; memory-bound at 0.73 flop/B
-//    rounding q_turned_part to bf16 when stored; q_turned_part_2 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; low, high, cosine, sine, q_turned_part,
-//             q_turned_part_2: address and strides in multiples of 16 B
+//    rounding q_turned_low to bf16 when stored; q_turned_high to bf16 when stored; f32 between
+//    needs    rows of 64 elements, next to each other; low, high, cosine, sine, q_turned_low,
+//             q_turned_high: address and strides in multiples of 16 B
 //
 // b. rope_qk_k_turned  bf16[T, K, D_half], bf16[T, K, D_half], f32[T, 1, D_half], f32[T, 1, D_half] -> bf16[T, K, D_half], bf16[T, K, D_half]
 //      at T=16384 K=8 D_half=64
 //    k_turned of rope_qk.
 //
 //    target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-//    views    low is k[..., :D // 2]; high is k[..., D // 2:]; k_turned_part is k_turned[..., :D // 2];
-//             k_turned_part_2 is k_turned[..., D // 2:]
+//    views    low is k[..., :D // 2]; high is k[..., D // 2:]; k_turned_low is k_turned[..., :D // 2];
+//             k_turned_high is k_turned[..., D // 2:]
 //    tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
 //    traffic  75.5 MB moved, 75.5 MB ideal, 75.5 MB unfused in 1 launch
 //    floor    14.2 us at 5.3 TB/s; memory-bound at 0.67 flop/B
-//    rounding k_turned_part to bf16 when stored; k_turned_part_2 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; low, high, cosine, sine, k_turned_part,
-//             k_turned_part_2: address and strides in multiples of 16 B
+//    rounding k_turned_low to bf16 when stored; k_turned_high to bf16 when stored; f32 between
+//    needs    rows of 64 elements, next to each other; low, high, cosine, sine, k_turned_low,
+//             k_turned_high: address and strides in multiples of 16 B
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -61,8 +61,8 @@ __device__ __forceinline__ void part_a(
     const __bf16* __restrict__ high_ptr,
     const float* __restrict__ cosine_ptr,
     const float* __restrict__ sine_ptr,
-    __bf16* __restrict__ q_turned_part_ptr,
-    __bf16* __restrict__ q_turned_part_2_ptr,
+    __bf16* __restrict__ q_turned_low_ptr,
+    __bf16* __restrict__ q_turned_high_ptr,
     long long T_size,
     long long H_size,
     long long low_stride_T,
@@ -71,10 +71,10 @@ __device__ __forceinline__ void part_a(
     long long high_stride_H,
     long long cosine_stride_T,
     long long sine_stride_T,
-    long long q_turned_part_stride_T,
-    long long q_turned_part_stride_H,
-    long long q_turned_part_2_stride_T,
-    long long q_turned_part_2_stride_H)
+    long long q_turned_low_stride_T,
+    long long q_turned_low_stride_H,
+    long long q_turned_high_stride_T,
+    long long q_turned_high_stride_H)
 {
   constexpr int block_rows = 16;  // that a block takes
   constexpr int row_threads = 8;
@@ -89,18 +89,18 @@ __device__ __forceinline__ void part_a(
   const __bf16* const high_row = high_ptr + T_at * high_stride_T + H_at * high_stride_H;
   const float* const cosine_row = cosine_ptr + T_at * cosine_stride_T;
   const float* const sine_row = sine_ptr + T_at * sine_stride_T;
-  __bf16* const q_turned_part_row = q_turned_part_ptr + unknown(T_at * q_turned_part_stride_T + H_at * q_turned_part_stride_H);
-  __bf16* const q_turned_part_2_row = q_turned_part_2_ptr + unknown(T_at * q_turned_part_2_stride_T + H_at * q_turned_part_2_stride_H);
+  __bf16* const q_turned_low_row = q_turned_low_ptr + unknown(T_at * q_turned_low_stride_T + H_at * q_turned_low_stride_H);
+  __bf16* const q_turned_high_row = q_turned_high_ptr + unknown(T_at * q_turned_high_stride_T + H_at * q_turned_high_stride_H);
   const int col = lane * 8;
 
-  // pass 1 of 1: read low, cosine, high, sine; write q_turned_part, q_turned_part_2
+  // pass 1 of 1: read low, cosine, high, sine; write q_turned_low, q_turned_high
   {
     const Vec<__bf16, 8> low_vec = load<8>(low_row + col);
     const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__bf16, 8> high_vec = load<8>(high_row + col);
     const Vec<float, 8> sine_vec = load<8>(sine_row + col);
-    Vec<__bf16, 8> q_turned_part_vec;
-    Vec<__bf16, 8> q_turned_part_2_vec;
+    Vec<__bf16, 8> q_turned_low_vec;
+    Vec<__bf16, 8> q_turned_high_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float low = static_cast<float>(low_vec.at[j]);
@@ -113,11 +113,11 @@ __device__ __forceinline__ void part_a(
       const float high_times_cosine = high * cosine;
       const float low_times_sine = low * sine;
       const float add = high_times_cosine + low_times_sine;
-      q_turned_part_vec.at[j] = static_cast<__bf16>(sub);
-      q_turned_part_2_vec.at[j] = static_cast<__bf16>(add);
+      q_turned_low_vec.at[j] = static_cast<__bf16>(sub);
+      q_turned_high_vec.at[j] = static_cast<__bf16>(add);
     }
-    if (live) store<8>(q_turned_part_row + col, q_turned_part_vec);
-    if (live) store<8>(q_turned_part_2_row + col, q_turned_part_2_vec);
+    if (live) store<8>(q_turned_low_row + col, q_turned_low_vec);
+    if (live) store<8>(q_turned_high_row + col, q_turned_high_vec);
   }
 }
 
@@ -128,8 +128,8 @@ __device__ __forceinline__ void part_b(
     const __bf16* __restrict__ high_ptr,
     const float* __restrict__ cosine_ptr,
     const float* __restrict__ sine_ptr,
-    __bf16* __restrict__ k_turned_part_ptr,
-    __bf16* __restrict__ k_turned_part_2_ptr,
+    __bf16* __restrict__ k_turned_low_ptr,
+    __bf16* __restrict__ k_turned_high_ptr,
     long long T_size,
     long long K_size,
     long long low_stride_T,
@@ -138,10 +138,10 @@ __device__ __forceinline__ void part_b(
     long long high_stride_K,
     long long cosine_stride_T,
     long long sine_stride_T,
-    long long k_turned_part_stride_T,
-    long long k_turned_part_stride_K,
-    long long k_turned_part_2_stride_T,
-    long long k_turned_part_2_stride_K)
+    long long k_turned_low_stride_T,
+    long long k_turned_low_stride_K,
+    long long k_turned_high_stride_T,
+    long long k_turned_high_stride_K)
 {
   constexpr int block_rows = 16;  // that a block takes
   constexpr int row_threads = 8;
@@ -156,18 +156,18 @@ __device__ __forceinline__ void part_b(
   const __bf16* const high_row = high_ptr + T_at * high_stride_T + K_at * high_stride_K;
   const float* const cosine_row = cosine_ptr + T_at * cosine_stride_T;
   const float* const sine_row = sine_ptr + T_at * sine_stride_T;
-  __bf16* const k_turned_part_row = k_turned_part_ptr + unknown(T_at * k_turned_part_stride_T + K_at * k_turned_part_stride_K);
-  __bf16* const k_turned_part_2_row = k_turned_part_2_ptr + unknown(T_at * k_turned_part_2_stride_T + K_at * k_turned_part_2_stride_K);
+  __bf16* const k_turned_low_row = k_turned_low_ptr + unknown(T_at * k_turned_low_stride_T + K_at * k_turned_low_stride_K);
+  __bf16* const k_turned_high_row = k_turned_high_ptr + unknown(T_at * k_turned_high_stride_T + K_at * k_turned_high_stride_K);
   const int col = lane * 8;
 
-  // pass 1 of 1: read low, cosine, high, sine; write k_turned_part, k_turned_part_2
+  // pass 1 of 1: read low, cosine, high, sine; write k_turned_low, k_turned_high
   {
     const Vec<__bf16, 8> low_vec = load<8>(low_row + col);
     const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__bf16, 8> high_vec = load<8>(high_row + col);
     const Vec<float, 8> sine_vec = load<8>(sine_row + col);
-    Vec<__bf16, 8> k_turned_part_vec;
-    Vec<__bf16, 8> k_turned_part_2_vec;
+    Vec<__bf16, 8> k_turned_low_vec;
+    Vec<__bf16, 8> k_turned_high_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float low = static_cast<float>(low_vec.at[j]);
@@ -180,11 +180,11 @@ __device__ __forceinline__ void part_b(
       const float high_times_cosine = high * cosine;
       const float low_times_sine = low * sine;
       const float add = high_times_cosine + low_times_sine;
-      k_turned_part_vec.at[j] = static_cast<__bf16>(sub);
-      k_turned_part_2_vec.at[j] = static_cast<__bf16>(add);
+      k_turned_low_vec.at[j] = static_cast<__bf16>(sub);
+      k_turned_high_vec.at[j] = static_cast<__bf16>(add);
     }
-    if (live) store<8>(k_turned_part_row + col, k_turned_part_vec);
-    if (live) store<8>(k_turned_part_2_row + col, k_turned_part_2_vec);
+    if (live) store<8>(k_turned_low_row + col, k_turned_low_vec);
+    if (live) store<8>(k_turned_high_row + col, k_turned_high_vec);
   }
 }
 
@@ -194,14 +194,14 @@ rope_qk(
     const __bf16* __restrict__ a_high_ptr,
     const float* __restrict__ a_cosine_ptr,
     const float* __restrict__ a_sine_ptr,
-    __bf16* __restrict__ a_q_turned_part_ptr,
-    __bf16* __restrict__ a_q_turned_part_2_ptr,
+    __bf16* __restrict__ a_q_turned_low_ptr,
+    __bf16* __restrict__ a_q_turned_high_ptr,
     const __bf16* __restrict__ b_low_ptr,
     const __bf16* __restrict__ b_high_ptr,
     const float* __restrict__ b_cosine_ptr,
     const float* __restrict__ b_sine_ptr,
-    __bf16* __restrict__ b_k_turned_part_ptr,
-    __bf16* __restrict__ b_k_turned_part_2_ptr,
+    __bf16* __restrict__ b_k_turned_low_ptr,
+    __bf16* __restrict__ b_k_turned_high_ptr,
     long long blocks_a,
     long long a_T_size,
     long long a_H_size,
@@ -211,10 +211,10 @@ rope_qk(
     long long a_high_stride_H,
     long long a_cosine_stride_T,
     long long a_sine_stride_T,
-    long long a_q_turned_part_stride_T,
-    long long a_q_turned_part_stride_H,
-    long long a_q_turned_part_2_stride_T,
-    long long a_q_turned_part_2_stride_H,
+    long long a_q_turned_low_stride_T,
+    long long a_q_turned_low_stride_H,
+    long long a_q_turned_high_stride_T,
+    long long a_q_turned_high_stride_H,
     long long b_T_size,
     long long b_K_size,
     long long b_low_stride_T,
@@ -223,20 +223,20 @@ rope_qk(
     long long b_high_stride_K,
     long long b_cosine_stride_T,
     long long b_sine_stride_T,
-    long long b_k_turned_part_stride_T,
-    long long b_k_turned_part_stride_K,
-    long long b_k_turned_part_2_stride_T,
-    long long b_k_turned_part_2_stride_K)
+    long long b_k_turned_low_stride_T,
+    long long b_k_turned_low_stride_K,
+    long long b_k_turned_high_stride_T,
+    long long b_k_turned_high_stride_K)
 {
   unsigned block = blockIdx.x;  // the first blocks do the first step
   if (block < blocks_a) {
-    part_a(block, a_low_ptr, a_high_ptr, a_cosine_ptr, a_sine_ptr, a_q_turned_part_ptr, a_q_turned_part_2_ptr, a_T_size,
+    part_a(block, a_low_ptr, a_high_ptr, a_cosine_ptr, a_sine_ptr, a_q_turned_low_ptr, a_q_turned_high_ptr, a_T_size,
         a_H_size, a_low_stride_T, a_low_stride_H, a_high_stride_T, a_high_stride_H, a_cosine_stride_T, a_sine_stride_T,
-        a_q_turned_part_stride_T, a_q_turned_part_stride_H, a_q_turned_part_2_stride_T, a_q_turned_part_2_stride_H);
+        a_q_turned_low_stride_T, a_q_turned_low_stride_H, a_q_turned_high_stride_T, a_q_turned_high_stride_H);
     return;
   }
   block -= static_cast<unsigned>(blocks_a);
-  part_b(block, b_low_ptr, b_high_ptr, b_cosine_ptr, b_sine_ptr, b_k_turned_part_ptr, b_k_turned_part_2_ptr, b_T_size,
+  part_b(block, b_low_ptr, b_high_ptr, b_cosine_ptr, b_sine_ptr, b_k_turned_low_ptr, b_k_turned_high_ptr, b_T_size,
       b_K_size, b_low_stride_T, b_low_stride_K, b_high_stride_T, b_high_stride_K, b_cosine_stride_T, b_sine_stride_T,
-      b_k_turned_part_stride_T, b_k_turned_part_stride_K, b_k_turned_part_2_stride_T, b_k_turned_part_2_stride_K);
+      b_k_turned_low_stride_T, b_k_turned_low_stride_K, b_k_turned_high_stride_T, b_k_turned_high_stride_K);
 }
