@@ -7,7 +7,7 @@ IN     := $(VENV)/bin
 SEEDS  ?= 0-1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz check docs golden gpu bench tuned clean
+.PHONY: help setup demo test test-all fuzz lint check docs golden gpu bench tuned clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,10 +39,12 @@ test-all: setup ## the same with every case of the grids of which `test` runs th
 fuzz: setup ## random chains, judged independently: SEEDS=0-2000, ANY=1 for candidates of any rank, JOBS=2
 	$(IN)/python -m tests.fuzzing --seeds $(SEEDS) $(if $(ANY),--any) $(if $(JOBS),--jobs $(JOBS))
 
-check: setup ## lint, format, types, and that generated/ is what fusegen emits
+lint: setup ## lint, format, types
 	$(IN)/ruff check
 	$(IN)/ruff format --check
 	$(IN)/mypy
+
+check: lint ## the same, and that generated/ is what fusegen emits, as the tests ask too
 	$(IN)/fusegen emit --check
 
 docs: $(DOCS) ## build the documents into site/; what mkdocs warns of is an error

@@ -136,10 +136,9 @@ def test_demo(fits: Fits, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
     def made(chains: Any) -> Iterator[Any]:
-        for chain in chains:
-            for target in demo["TARGETS"]:
-                if not planned(chain, target):
-                    continue
+        for number, chain in enumerate(chains):
+            able = [target for target in demo["TARGETS"] if planned(chain, target)]
+            for target in able[number % len(able) :][:1]:  # one is enough for words
                 told.append(chain.name)
                 plans = first_plans(chain.name, target)
                 validation = SimpleNamespace(ok=True, on=f"emulator (checking), warp {target.warp}", report=report)
