@@ -323,7 +323,9 @@ class Describing:
         own = self.graph.names.get(node, "")  # is another's too
         result = self.results.get(node.operator)
         whose = f"{own}_of_{self.names[result]}" if own and result and result is not node else ""
-        return [name for name in (whose, plain, full, self.outputs.get(node, ""), own, short) if name]
+        first = next((self.names[n].rstrip("_") for n in descent(node) if n.op.kind is Kind.INPUT and n.shape), "")
+        made = f"{short}_from_{first}" if first and not short.endswith(f"_{first}") else ""
+        return [name for name in (whose, plain, full, self.outputs.get(node, ""), own, short, made) if name]
 
     def described(self, node: Node) -> str:
         """What a value is: after its op and its arguments, as far as these have names of their own."""
@@ -375,6 +377,18 @@ class Describing:
             return "eps" if small else NUMBERS.get(node.literal, "")
         name = self.names.get(node, "").rstrip("_")
         return name if len(name) <= LONGEST else ""
+
+
+def descent(node: Node) -> Iterator[Node]:
+    """What a value is made of, each first argument to its end before the next one."""
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        found = stack.pop()
+        if found not in seen:
+            seen.add(found)
+            yield found
+            stack.extend(reversed(found.inputs))
 
 
 def legal(name: str) -> str:

@@ -57,18 +57,6 @@ class View:
     def is_identity(self) -> bool:
         return self == View.identity(self.shape)
 
-    def part_name(self, base: str) -> str:
-        """A name for what it shows of an array of that name: `x_low` and `x_high` are the halves of its last axis,
-        `x_even` and `x_odd` every other element of it; else it is `x_part`."""
-        which = "part"
-        if self.shape and self.base and len(self.base[-1]) == 1:
-            start, step, length = self.offset[-1], self.steps[-1][-1], self.shape[-1]
-            if step == 2 and start in (0, 1):
-                which = "even" if start == 0 else "odd"
-            elif step == 1 and self.base[-1][0] == 2 * length and start in (0, length):
-                which = "low" if start == 0 else "high"
-        return f"{base}_{which}"
-
     def text(self, base: str) -> str:
         """What it shows of an array of that name: `x[..., :D // 2]`, or `x as [M, H, D]` where that is no slice."""
         dropped = len(self.base) - len(self.shape)

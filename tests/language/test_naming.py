@@ -281,9 +281,9 @@ def test_the_authors_names_come_before_those_inside_composites() -> None:
 def test_a_number_tells_values_apart_that_have_nothing_short_to_say() -> None:
     @chain(M=8, N=16)
     def spec(x: f32[M, N]) -> f32[M, N]:
-        return ((x + 0.25) + 0.25) + 0.25
+        return (((x + 0.25) + 0.25) + 0.25) + 0.25
 
-    assert sorted(value_names(spec.graph).values()) == ["add", "add_2", "out", "x"]
+    assert sorted(value_names(spec.graph).values()) == ["add", "add_2", "add_from_x", "out", "x"]
 
 
 def test_a_number_that_a_composite_has_a_name_for_is_written_out() -> None:

@@ -29,7 +29,7 @@ from fusegen.language.types import TensorType, i32
 from fusegen.language.views import View, made
 from fusegen.planner.programs.cutting import made_of_arrays
 from fusegen.planner.programs.grouping import groups_in_rows
-from fusegen.planner.programs.seen import lies_across, once, side, size_name, turned, within
+from fusegen.planner.programs.seen import lies_across, name_of_view, once, part_name, side, size_name, turned, within
 
 
 class NotOneStep(Exception):
@@ -116,7 +116,7 @@ class Lowering:
                 continue
             parts = self.parts_of(tensor.node)
             for node, shown, place, named in parts:
-                name = tensor.name if len(parts) == 1 else self.free(named or place.part_name(tensor.name), output=True)
+                name = tensor.name if len(parts) == 1 else self.name_of_part(tensor.name, place, named)
                 value = self.row(node, shown, shown.shape)
                 place = self.written_as(value, place, node)
                 outputs.append(Tensor(name, TensorType(tensor.dtype, value.shape), value))
@@ -149,7 +149,7 @@ class Lowering:
         if any(len(group) != 1 for *_, place, _ in parts for group in place.base):  # seen otherwise than they lie
             parts = [(values, whole, whole, "")]
         for node, seen, place, named in parts:
-            name = tensor.name if len(parts) == 1 else self.free(named or place.part_name(tensor.name), output=True)
+            name = tensor.name if len(parts) == 1 else self.name_of_part(tensor.name, place, named)
             value = self.row(node, seen, seen.shape)
             place = self.written_as(value, place, node)
             found, shown, row = self.at_index(tensor.node, place, index, values.shape, tensor.shape)
@@ -328,7 +328,7 @@ class Lowering:
             if view.is_identity or self.whole_by(view, node):
                 name = tensor.name
             else:
-                name = self.free(self.name_of_view(node, view) or view.part_name(tensor.name))
+                name = self.free(name_of_view(self.graph, node, view) or part_name(tensor.name, view, self.graph.sizes))
             index = min((n.operator.index for n in self.graph.nodes), default=0) - 1
             operator = Operator(index, name, node.where)
             own = Node(OPS["input"], (), view.shape, node.dtype, operator)
@@ -341,12 +341,10 @@ class Lowering:
         seen = any(name == self.graph.tensor_of[node].name for name, _ in self.inputs)
         return not seen and all(u.view is not None and u.view.adds_axes for u in users) and view.adds_axes
 
-    def name_of_view(self, node: Node, view: View) -> str:
-        """What the author calls this view of an operand."""
-        for user in self.graph.users.get(node, ()):
-            if user.view is not None and user in self.graph.names and user.view.tight() == view:
-                return self.graph.names[user]
-        return ""
+    def name_of_part(self, whole: str, place: View, named: str) -> str:
+        """Of a part of a result, which its author may have named."""
+        own = named if named != whole else ""
+        return self.free(own or part_name(whole, place, self.graph.sizes), output=True)
 
     def free(self, wanted: str, output: bool = False) -> str:
         name, number = wanted, 2

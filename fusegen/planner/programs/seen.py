@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
+from itertools import pairwise
 
-from fusegen.language.graph import Kind, Node
-from fusegen.language.sizes import Expr, Shape, Size, without_number
+from fusegen.language.graph import Graph, Kind, Node
+from fusegen.language.sizes import Expr, Shape, Size, size_of, without_number
 from fusegen.language.trace import OPS
 from fusegen.language.views import View, made
 
@@ -43,6 +46,44 @@ def within(view: View, part: View) -> View | None:
     offset = [start if b == joined else view.offset[b] for b in keep]
     columns = tuple(tuple(column[b] for b in keep) for column in view.columns)
     return made(view.shape, tuple((size,) for size in part.shape), offset, columns)
+
+
+def name_of_view(graph: Graph, node: Node, view: View) -> str:
+    """What the author calls this view of an operand, or ""."""
+    named = (user for user in graph.users.get(node, ()) if user.view is not None and user in graph.names)
+    return next((graph.names[user] for user in named if user.view is not None and user.view.tight() == view), "")
+
+
+def part_name(whole: str, view: View, sizes: Mapping[str, int]) -> str:
+    """A part of an array by where it lies, such as `x_high`, or else `x_part`."""
+    return f"{whole.rstrip('_')}_{place_in_words(view, sizes) or 'part'}"
+
+
+def place_in_words(view: View, sizes: Mapping[str, int]) -> str:
+    """Where a part lies along the one axis that it is a part of: `low` and `high` are halves, of that axis or of each
+    of the equal stretches that it is seen as; `offset_96` begins there; `odd` is every second element. Empty for
+    others, such as the even ones, in whose vectors both may lie."""
+    found = ""
+    for base, offset, steps in zip(view.base, view.offset, view.steps, strict=True):
+        whole, start = math.prod(size_of(size, sizes) for size in base), size_of(offset, sizes)
+        moving = [
+            (size_of(step, sizes), size_of(view.shape[axis], sizes)) for axis, step in enumerate(steps) if step != 0
+        ]
+        (step, count), *outer = sorted(moving) or [(1, 1)]
+        if any(low * size != high for (low, size), (high, _) in pairwise([*outer, (whole, 1)])):
+            return ""
+        period = outer[0][0] if outer else whole  # of which the innermost axis shows a part
+        if (start, step * count) == (0, period) and step == 1:
+            continue
+        halves = moving and 2 * count == period
+        if step == 1:
+            part = {0: "low", count: "high"}.get(start, "") if halves else "" if outer else f"offset_{start}"
+        else:
+            part = "odd" if halves and (start, step) == (1, 2) else ""
+        if found or not part:
+            return ""
+        found = part
+    return found
 
 
 def surely(size: Size) -> bool:

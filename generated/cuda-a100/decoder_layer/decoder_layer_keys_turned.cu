@@ -8,32 +8,32 @@
 //    keys, values of decoder_layer.
 //
 //    target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
-//    views    k__part is k_ as [B, H, E // 2]; k__part_2 is k_ as [B, H, E // 2]; v__part is v_ as [B, H,
-//             E // 2]; v__part_2 is v_ as [B, H, E // 2]; keys_low is keys[..., :E // 2]; keys_high is
-//             keys[..., E // 2:]; values_low is values[..., :E // 2]; values_high is values[..., E // 2:]
+//    views    k_low is k_ as [B, H, E // 2]; k_high is k_ as [B, H, E // 2]; v_low is v_ as [B, H, E //
+//             2]; v_high is v_ as [B, H, E // 2]; keys_low is keys[..., :E // 2]; keys_high is keys[..., E
+//             // 2:]; values_low is values[..., :E // 2]; values_high is values[..., E // 2:]
 //    writes   rows of keys_low, keys_high, values_low, values_high at slots; nothing where there is none
 //    tile     tiles of rows and columns; a block of 128 threads on 8 rows, 4 elements a thread
 //    traffic  0.1 MB moved, 0.1 MB ideal, 0.2 MB unfused in 3 launches
 //    floor    0.1 us at 2.039 TB/s; memory-bound at 0.24 flop/B
 //    rounding keys_low to bf16 when stored; keys_high to bf16 when stored; values_low to bf16 when stored;
 //             values_high to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; cosine, sine, k__part, k__part_2, v__part,
-//             v__part_2: address and strides in multiples of 16 B; keys_low, keys_high, values_low,
-//             values_high: address and strides in multiples of 8 B
+//    needs    rows of 64 elements, next to each other; cosine, sine, k_low, k_high, v_low, v_high: address
+//             and strides in multiples of 16 B; keys_low, keys_high, values_low, values_high: address and
+//             strides in multiples of 8 B
 //
 // b. decoder_layer_turned  f32[B, 1, E_half], f32[B, 1, E_half], f32[B, G_times_H, E_half], f32[B, G_times_H, E_half] -> bf16[B, G_times_H,
 //      E_half], bf16[B, G_times_H, E_half]  at B=8 E_half=64 G_times_H=32
 //    turned of decoder_layer.
 //
 //    target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
-//    views    q_part is q as [B, G * H, E // 2]; q_part_2 is q as [B, G * H, E // 2]; turned_2 is
-//             turned[..., :E // 2]; turned_3 is turned[..., E // 2:]
+//    views    q_low is q as [B, G * H, E // 2]; q_high is q as [B, G * H, E // 2]; turned_low is
+//             turned[..., :E // 2]; turned_high is turned[..., E // 2:]
 //    tile     tiles of rows and columns; a block of 128 threads on 8 rows, 4 elements a thread
 //    traffic  0.2 MB moved, 0.2 MB ideal, 0.5 MB unfused in 2 launches
 //    floor    0.1 us at 2.039 TB/s; memory-bound at 0.49 flop/B
-//    rounding turned_2 to bf16 when stored; turned_3 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; cosine, sine, q_part, q_part_2: address and strides
-//             in multiples of 16 B; turned_2, turned_3: address and strides in multiples of 8 B
+//    rounding turned_low to bf16 when stored; turned_high to bf16 when stored; f32 between
+//    needs    rows of 64 elements, next to each other; cosine, sine, q_low, q_high: address and strides in
+//             multiples of 16 B; turned_low, turned_high: address and strides in multiples of 8 B
 
 #include <cuda_bf16.h>
 
@@ -68,10 +68,10 @@ __device__ __forceinline__ void part_a(
     const float* __restrict__ cosine_ptr,
     const float* __restrict__ sine_ptr,
     const int* __restrict__ slots_ptr,
-    const float* __restrict__ k__part_ptr,
-    const float* __restrict__ k__part_2_ptr,
-    const float* __restrict__ v__part_ptr,
-    const float* __restrict__ v__part_2_ptr,
+    const float* __restrict__ k_low_ptr,
+    const float* __restrict__ k_high_ptr,
+    const float* __restrict__ v_low_ptr,
+    const float* __restrict__ v_high_ptr,
     __nv_bfloat16* __restrict__ keys_low_ptr,
     __nv_bfloat16* __restrict__ keys_high_ptr,
     __nv_bfloat16* __restrict__ values_low_ptr,
@@ -81,14 +81,14 @@ __device__ __forceinline__ void part_a(
     long long cosine_stride_B,
     long long sine_stride_B,
     long long slots_stride_B,
-    long long k__part_stride_B,
-    long long k__part_stride_H,
-    long long k__part_2_stride_B,
-    long long k__part_2_stride_H,
-    long long v__part_stride_B,
-    long long v__part_stride_H,
-    long long v__part_2_stride_B,
-    long long v__part_2_stride_H,
+    long long k_low_stride_B,
+    long long k_low_stride_H,
+    long long k_high_stride_B,
+    long long k_high_stride_H,
+    long long v_low_stride_B,
+    long long v_low_stride_H,
+    long long v_high_stride_B,
+    long long v_high_stride_H,
     long long keys_low_count,
     long long keys_low_stride,
     long long keys_low_stride_H,
@@ -114,10 +114,10 @@ __device__ __forceinline__ void part_a(
   const float* const cosine_row = cosine_ptr + B_at * cosine_stride_B;
   const float* const sine_row = sine_ptr + B_at * sine_stride_B;
   const int* const slots_row = slots_ptr + B_at * slots_stride_B;
-  const float* const k__part_row = k__part_ptr + B_at * k__part_stride_B + H_at * k__part_stride_H;
-  const float* const k__part_2_row = k__part_2_ptr + B_at * k__part_2_stride_B + H_at * k__part_2_stride_H;
-  const float* const v__part_row = v__part_ptr + B_at * v__part_stride_B + H_at * v__part_stride_H;
-  const float* const v__part_2_row = v__part_2_ptr + B_at * v__part_2_stride_B + H_at * v__part_2_stride_H;
+  const float* const k_low_row = k_low_ptr + B_at * k_low_stride_B + H_at * k_low_stride_H;
+  const float* const k_high_row = k_high_ptr + B_at * k_high_stride_B + H_at * k_high_stride_H;
+  const float* const v_low_row = v_low_ptr + B_at * v_low_stride_B + H_at * v_low_stride_H;
+  const float* const v_high_row = v_high_ptr + B_at * v_high_stride_B + H_at * v_high_stride_H;
   const int slots = *slots_row;
   const bool keys_low_found = slots >= 0 && slots < keys_low_count;  // else nothing of it is written
   __nv_bfloat16* const keys_low_row = keys_low_ptr + (keys_low_found ? slots : 0) * keys_low_stride + H_at * keys_low_stride_H;
@@ -130,37 +130,37 @@ __device__ __forceinline__ void part_a(
       + H_at * values_high_stride_H;
   const int col = lane * 4;
 
-  // pass 1 of 1: read k__part, cosine, k__part_2, sine, v__part, v__part_2; write keys_low, keys_high, values_low,
+  // pass 1 of 1: read k_low, cosine, k_high, sine, v_low, v_high; write keys_low, keys_high, values_low,
   //   values_high
   {
-    const Vec<float, 4> k__part_vec = load<4>(k__part_row + col);
+    const Vec<float, 4> k_low_vec = load<4>(k_low_row + col);
     const Vec<float, 4> cosine_vec = load<4>(cosine_row + col);
-    const Vec<float, 4> k__part_2_vec = load<4>(k__part_2_row + col);
+    const Vec<float, 4> k_high_vec = load<4>(k_high_row + col);
     const Vec<float, 4> sine_vec = load<4>(sine_row + col);
-    const Vec<float, 4> v__part_vec = load<4>(v__part_row + col);
-    const Vec<float, 4> v__part_2_vec = load<4>(v__part_2_row + col);
+    const Vec<float, 4> v_low_vec = load<4>(v_low_row + col);
+    const Vec<float, 4> v_high_vec = load<4>(v_high_row + col);
     Vec<__nv_bfloat16, 4> keys_low_vec;
     Vec<__nv_bfloat16, 4> keys_high_vec;
     Vec<__nv_bfloat16, 4> values_low_vec;
     Vec<__nv_bfloat16, 4> values_high_vec;
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float k__part = k__part_vec.at[j];
+      const float k_low = k_low_vec.at[j];
       const float cosine = cosine_vec.at[j];
-      const float k__part_2 = k__part_2_vec.at[j];
+      const float k_high = k_high_vec.at[j];
       const float sine = sine_vec.at[j];
-      const float v__part = v__part_vec.at[j];
-      const float v__part_2 = v__part_2_vec.at[j];
-      const float k__part_times_cosine = k__part * cosine;
-      const float k__part_2_times_sine = k__part_2 * sine;
-      const float sub = k__part_times_cosine - k__part_2_times_sine;
-      const float k__part_2_times_cosine = k__part_2 * cosine;
-      const float k__part_times_sine = k__part * sine;
-      const float add = k__part_2_times_cosine + k__part_times_sine;
+      const float v_low = v_low_vec.at[j];
+      const float v_high = v_high_vec.at[j];
+      const float k_low_times_cosine = k_low * cosine;
+      const float k_high_times_sine = k_high * sine;
+      const float sub = k_low_times_cosine - k_high_times_sine;
+      const float k_high_times_cosine = k_high * cosine;
+      const float k_low_times_sine = k_low * sine;
+      const float add = k_high_times_cosine + k_low_times_sine;
       keys_low_vec.at[j] = __float2bfloat16_rn(sub);
       keys_high_vec.at[j] = __float2bfloat16_rn(add);
-      values_low_vec.at[j] = __float2bfloat16_rn(v__part);
-      values_high_vec.at[j] = __float2bfloat16_rn(v__part_2);
+      values_low_vec.at[j] = __float2bfloat16_rn(v_low);
+      values_high_vec.at[j] = __float2bfloat16_rn(v_high);
     }
     if (live && keys_low_found) store<4>(keys_low_row + col, keys_low_vec);
     if (live && keys_high_found) store<4>(keys_high_row + col, keys_high_vec);
@@ -174,22 +174,22 @@ __device__ __forceinline__ void part_b(
     unsigned block,
     const float* __restrict__ cosine_ptr,
     const float* __restrict__ sine_ptr,
-    const float* __restrict__ q_part_ptr,
-    const float* __restrict__ q_part_2_ptr,
-    __nv_bfloat16* __restrict__ turned_2_ptr,
-    __nv_bfloat16* __restrict__ turned_3_ptr,
+    const float* __restrict__ q_low_ptr,
+    const float* __restrict__ q_high_ptr,
+    __nv_bfloat16* __restrict__ turned_low_ptr,
+    __nv_bfloat16* __restrict__ turned_high_ptr,
     long long B_size,
     long long G_times_H_size,
     long long cosine_stride_B,
     long long sine_stride_B,
-    long long q_part_stride_B,
-    long long q_part_stride_G_times_H,
-    long long q_part_2_stride_B,
-    long long q_part_2_stride_G_times_H,
-    long long turned_2_stride_B,
-    long long turned_2_stride_G_times_H,
-    long long turned_3_stride_B,
-    long long turned_3_stride_G_times_H)
+    long long q_low_stride_B,
+    long long q_low_stride_G_times_H,
+    long long q_high_stride_B,
+    long long q_high_stride_G_times_H,
+    long long turned_low_stride_B,
+    long long turned_low_stride_G_times_H,
+    long long turned_high_stride_B,
+    long long turned_high_stride_G_times_H)
 {
   constexpr int block_rows = 8;  // that a block takes
   constexpr int row_threads = 16;
@@ -202,37 +202,38 @@ __device__ __forceinline__ void part_b(
   const unsigned G_times_H_at = static_cast<unsigned>(row) % static_cast<unsigned>(G_times_H_size);
   const float* const cosine_row = cosine_ptr + B_at * cosine_stride_B;
   const float* const sine_row = sine_ptr + B_at * sine_stride_B;
-  const float* const q_part_row = q_part_ptr + B_at * q_part_stride_B + G_times_H_at * q_part_stride_G_times_H;
-  const float* const q_part_2_row = q_part_2_ptr + B_at * q_part_2_stride_B + G_times_H_at * q_part_2_stride_G_times_H;
-  __nv_bfloat16* const turned_2_row = turned_2_ptr + unknown(B_at * turned_2_stride_B + G_times_H_at * turned_2_stride_G_times_H);
-  __nv_bfloat16* const turned_3_row = turned_3_ptr + unknown(B_at * turned_3_stride_B + G_times_H_at * turned_3_stride_G_times_H);
+  const float* const q_low_row = q_low_ptr + B_at * q_low_stride_B + G_times_H_at * q_low_stride_G_times_H;
+  const float* const q_high_row = q_high_ptr + B_at * q_high_stride_B + G_times_H_at * q_high_stride_G_times_H;
+  __nv_bfloat16* const turned_low_row = turned_low_ptr + unknown(B_at * turned_low_stride_B + G_times_H_at * turned_low_stride_G_times_H);
+  __nv_bfloat16* const turned_high_row = turned_high_ptr + unknown(B_at * turned_high_stride_B
+      + G_times_H_at * turned_high_stride_G_times_H);
   const int col = lane * 4;
 
-  // pass 1 of 1: read q_part, cosine, q_part_2, sine; write turned_2, turned_3
+  // pass 1 of 1: read q_low, cosine, q_high, sine; write turned_low, turned_high
   {
-    const Vec<float, 4> q_part_vec = load<4>(q_part_row + col);
+    const Vec<float, 4> q_low_vec = load<4>(q_low_row + col);
     const Vec<float, 4> cosine_vec = load<4>(cosine_row + col);
-    const Vec<float, 4> q_part_2_vec = load<4>(q_part_2_row + col);
+    const Vec<float, 4> q_high_vec = load<4>(q_high_row + col);
     const Vec<float, 4> sine_vec = load<4>(sine_row + col);
-    Vec<__nv_bfloat16, 4> turned_2_vec;
-    Vec<__nv_bfloat16, 4> turned_3_vec;
+    Vec<__nv_bfloat16, 4> turned_low_vec;
+    Vec<__nv_bfloat16, 4> turned_high_vec;
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float q_part = q_part_vec.at[j];
+      const float q_low = q_low_vec.at[j];
       const float cosine = cosine_vec.at[j];
-      const float q_part_2 = q_part_2_vec.at[j];
+      const float q_high = q_high_vec.at[j];
       const float sine = sine_vec.at[j];
-      const float q_part_times_cosine = q_part * cosine;
-      const float q_part_2_times_sine = q_part_2 * sine;
-      const float sub = q_part_times_cosine - q_part_2_times_sine;
-      const float q_part_2_times_cosine = q_part_2 * cosine;
-      const float q_part_times_sine = q_part * sine;
-      const float add = q_part_2_times_cosine + q_part_times_sine;
-      turned_2_vec.at[j] = __float2bfloat16_rn(sub);
-      turned_3_vec.at[j] = __float2bfloat16_rn(add);
+      const float q_low_times_cosine = q_low * cosine;
+      const float q_high_times_sine = q_high * sine;
+      const float sub = q_low_times_cosine - q_high_times_sine;
+      const float q_high_times_cosine = q_high * cosine;
+      const float q_low_times_sine = q_low * sine;
+      const float add = q_high_times_cosine + q_low_times_sine;
+      turned_low_vec.at[j] = __float2bfloat16_rn(sub);
+      turned_high_vec.at[j] = __float2bfloat16_rn(add);
     }
-    if (live) store<4>(turned_2_row + col, turned_2_vec);
-    if (live) store<4>(turned_3_row + col, turned_3_vec);
+    if (live) store<4>(turned_low_row + col, turned_low_vec);
+    if (live) store<4>(turned_high_row + col, turned_high_vec);
   }
 }
 
@@ -241,34 +242,34 @@ decoder_layer_keys_turned(
     const float* __restrict__ a_cosine_ptr,
     const float* __restrict__ a_sine_ptr,
     const int* __restrict__ a_slots_ptr,
-    const float* __restrict__ a_k__part_ptr,
-    const float* __restrict__ a_k__part_2_ptr,
-    const float* __restrict__ a_v__part_ptr,
-    const float* __restrict__ a_v__part_2_ptr,
+    const float* __restrict__ a_k_low_ptr,
+    const float* __restrict__ a_k_high_ptr,
+    const float* __restrict__ a_v_low_ptr,
+    const float* __restrict__ a_v_high_ptr,
     __nv_bfloat16* __restrict__ a_keys_low_ptr,
     __nv_bfloat16* __restrict__ a_keys_high_ptr,
     __nv_bfloat16* __restrict__ a_values_low_ptr,
     __nv_bfloat16* __restrict__ a_values_high_ptr,
     const float* __restrict__ b_cosine_ptr,
     const float* __restrict__ b_sine_ptr,
-    const float* __restrict__ b_q_part_ptr,
-    const float* __restrict__ b_q_part_2_ptr,
-    __nv_bfloat16* __restrict__ b_turned_2_ptr,
-    __nv_bfloat16* __restrict__ b_turned_3_ptr,
+    const float* __restrict__ b_q_low_ptr,
+    const float* __restrict__ b_q_high_ptr,
+    __nv_bfloat16* __restrict__ b_turned_low_ptr,
+    __nv_bfloat16* __restrict__ b_turned_high_ptr,
     long long blocks_a,
     long long a_B_size,
     long long a_H_size,
     long long a_cosine_stride_B,
     long long a_sine_stride_B,
     long long a_slots_stride_B,
-    long long a_k__part_stride_B,
-    long long a_k__part_stride_H,
-    long long a_k__part_2_stride_B,
-    long long a_k__part_2_stride_H,
-    long long a_v__part_stride_B,
-    long long a_v__part_stride_H,
-    long long a_v__part_2_stride_B,
-    long long a_v__part_2_stride_H,
+    long long a_k_low_stride_B,
+    long long a_k_low_stride_H,
+    long long a_k_high_stride_B,
+    long long a_k_high_stride_H,
+    long long a_v_low_stride_B,
+    long long a_v_low_stride_H,
+    long long a_v_high_stride_B,
+    long long a_v_high_stride_H,
     long long a_keys_low_count,
     long long a_keys_low_stride,
     long long a_keys_low_stride_H,
@@ -285,29 +286,28 @@ decoder_layer_keys_turned(
     long long b_G_times_H_size,
     long long b_cosine_stride_B,
     long long b_sine_stride_B,
-    long long b_q_part_stride_B,
-    long long b_q_part_stride_G_times_H,
-    long long b_q_part_2_stride_B,
-    long long b_q_part_2_stride_G_times_H,
-    long long b_turned_2_stride_B,
-    long long b_turned_2_stride_G_times_H,
-    long long b_turned_3_stride_B,
-    long long b_turned_3_stride_G_times_H)
+    long long b_q_low_stride_B,
+    long long b_q_low_stride_G_times_H,
+    long long b_q_high_stride_B,
+    long long b_q_high_stride_G_times_H,
+    long long b_turned_low_stride_B,
+    long long b_turned_low_stride_G_times_H,
+    long long b_turned_high_stride_B,
+    long long b_turned_high_stride_G_times_H)
 {
   unsigned block = blockIdx.x;  // the first blocks do the first step
   if (block < blocks_a) {
-    part_a(block, a_cosine_ptr, a_sine_ptr, a_slots_ptr, a_k__part_ptr, a_k__part_2_ptr, a_v__part_ptr, a_v__part_2_ptr,
+    part_a(block, a_cosine_ptr, a_sine_ptr, a_slots_ptr, a_k_low_ptr, a_k_high_ptr, a_v_low_ptr, a_v_high_ptr,
         a_keys_low_ptr, a_keys_high_ptr, a_values_low_ptr, a_values_high_ptr, a_B_size, a_H_size, a_cosine_stride_B,
-        a_sine_stride_B, a_slots_stride_B, a_k__part_stride_B, a_k__part_stride_H, a_k__part_2_stride_B,
-        a_k__part_2_stride_H, a_v__part_stride_B, a_v__part_stride_H, a_v__part_2_stride_B, a_v__part_2_stride_H,
-        a_keys_low_count, a_keys_low_stride, a_keys_low_stride_H, a_keys_high_count, a_keys_high_stride,
-        a_keys_high_stride_H, a_values_low_count, a_values_low_stride, a_values_low_stride_H, a_values_high_count,
-        a_values_high_stride, a_values_high_stride_H);
+        a_sine_stride_B, a_slots_stride_B, a_k_low_stride_B, a_k_low_stride_H, a_k_high_stride_B, a_k_high_stride_H,
+        a_v_low_stride_B, a_v_low_stride_H, a_v_high_stride_B, a_v_high_stride_H, a_keys_low_count, a_keys_low_stride,
+        a_keys_low_stride_H, a_keys_high_count, a_keys_high_stride, a_keys_high_stride_H, a_values_low_count,
+        a_values_low_stride, a_values_low_stride_H, a_values_high_count, a_values_high_stride, a_values_high_stride_H);
     return;
   }
   block -= static_cast<unsigned>(blocks_a);
-  part_b(block, b_cosine_ptr, b_sine_ptr, b_q_part_ptr, b_q_part_2_ptr, b_turned_2_ptr, b_turned_3_ptr, b_B_size,
-      b_G_times_H_size, b_cosine_stride_B, b_sine_stride_B, b_q_part_stride_B, b_q_part_stride_G_times_H,
-      b_q_part_2_stride_B, b_q_part_2_stride_G_times_H, b_turned_2_stride_B, b_turned_2_stride_G_times_H,
-      b_turned_3_stride_B, b_turned_3_stride_G_times_H);
+  part_b(block, b_cosine_ptr, b_sine_ptr, b_q_low_ptr, b_q_high_ptr, b_turned_low_ptr, b_turned_high_ptr, b_B_size,
+      b_G_times_H_size, b_cosine_stride_B, b_sine_stride_B, b_q_low_stride_B, b_q_low_stride_G_times_H, b_q_high_stride_B,
+      b_q_high_stride_G_times_H, b_turned_low_stride_B, b_turned_low_stride_G_times_H, b_turned_high_stride_B,
+      b_turned_high_stride_G_times_H);
 }

@@ -183,7 +183,7 @@ layernorm_backward_dx(
     const float sum_of_g = row_sum(sum_of_g_part, part[turn][0]);
     const float sum_of_products = row_sum(sum_of_products_part, part[turn][1]);
     const float quotient = sum_of_g / 12288.0f;
-    const float quotient_2 = sum_of_products / 12288.0f;
+    const float quotient_from_dy = sum_of_products / 12288.0f;
 
     // pass 2 of 2: read dy, x; write dx
     #pragma unroll
@@ -204,8 +204,8 @@ layernorm_backward_dx(
         const float normed = x_minus_mean * rstd;
         const float g = dy * gamma;
         const float g_minus_quotient = g - quotient;
-        const float normed_times_quotient_2 = normed * quotient_2;
-        const float sub = g_minus_quotient - normed_times_quotient_2;
+        const float normed_times_quotient_from_dy = normed * quotient_from_dy;
+        const float sub = g_minus_quotient - normed_times_quotient_from_dy;
         const float dx = rstd * sub;
         dx_vec.at[j] = __float2bfloat16_rn(dx);
       }

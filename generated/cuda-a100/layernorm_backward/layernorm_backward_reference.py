@@ -30,9 +30,9 @@ def layernorm_backward(dy, x, gamma, mean, rstd):
     g_minus_quotient = g - quotient
     g_times_normed = g * normed
     sum_of_products = g_times_normed.sum(-1, keepdims=True)
-    quotient_2 = sum_of_products / dy.shape[-1]
-    normed_times_quotient_2 = normed * quotient_2
-    sub = g_minus_quotient - normed_times_quotient_2
+    quotient_from_dy = sum_of_products / dy.shape[-1]
+    normed_times_quotient_from_dy = normed * quotient_from_dy
+    sub = g_minus_quotient - normed_times_quotient_from_dy
     dx = rstd * sub
     dy_times_normed = dy * normed
     dgamma = dy_times_normed.sum(-2, keepdims=True)

@@ -226,9 +226,9 @@ linear_cross_entropy_top_parts(
   float max_of_matmul_part[12];
   #pragma unroll
   for (int r = 0; r < 12; ++r) max_of_matmul_part[r] = -INFINITY;
-  float group_sum_of_where_2_part[12];
+  float sum_of_where_parts_part[12];
   #pragma unroll
-  for (int r = 0; r < 12; ++r) group_sum_of_where_2_part[r] = 0.0f;
+  for (int r = 0; r < 12; ++r) sum_of_where_parts_part[r] = 0.0f;
   float where_of[12];
   #pragma unroll
   for (int v = 0; v < 12; ++v) {
@@ -243,9 +243,9 @@ linear_cross_entropy_top_parts(
         const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
         const int col_index = col + j;
         const bool col_index_is_labels = col_index == labels;
-        const float where_2 = col_index_is_labels ? matmul : 0.0f;
+        const float where_from_labels = col_index_is_labels ? matmul : 0.0f;
         max_of_matmul_part[r] = larger(max_of_matmul_part[r], matmul);
-        group_sum_of_where_2_part[r] += where_2;
+        sum_of_where_parts_part[r] += where_from_labels;
       }
     }
   }
@@ -260,17 +260,17 @@ linear_cross_entropy_top_parts(
     for (int step = 16; step >= 4; step /= 2) {
       max_of_matmul = larger(max_of_matmul, partner(max_of_matmul, step));
     }
-    float group_sum_of_where_2 = group_sum_of_where_2_part[r];
+    float sum_of_where_parts = sum_of_where_parts_part[r];
     #pragma unroll
     for (int step = 16; step >= 4; step /= 2) {
-      group_sum_of_where_2 += partner(group_sum_of_where_2, step);
+      sum_of_where_parts += partner(sum_of_where_parts, step);
     }
     const bool max_of_matmul_is_minus_inf = max_of_matmul == (-INFINITY);
     const float where = max_of_matmul_is_minus_inf ? 0.0f : max_of_matmul;
     where_of[r] = where;
     if (lane < 4 && row < rows) {
       *(top_parts_ptr + row * top_parts_stride + (col0 + warp_col) / warp_cols) = max_of_matmul;
-      *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + (col0 + warp_col) / warp_cols) = group_sum_of_where_2;
+      *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + (col0 + warp_col) / warp_cols) = sum_of_where_parts;
     }
   }
   float sum_of_exps_part[12];

@@ -156,9 +156,9 @@ __device__ __forceinline__ void part_a(
   const float mean = sum_of_squares / 64.0f;
   const float quotient = sum_of_square_of_q_high / 64.0f;
   const float mean_plus_quotient = mean + quotient;
-  const float quotient_2 = mean_plus_quotient / 2.0f;
-  const float quotient_2_plus_eps = quotient_2 + 1e-06f;
-  const float rsqrt_ = rsqrtf(quotient_2_plus_eps);
+  const float quotient_from_q_low = mean_plus_quotient / 2.0f;
+  const float add = quotient_from_q_low + 1e-06f;
+  const float rsqrt_ = rsqrtf(add);
 
   // pass 2 of 2: read q_gain_low, cosine, q_gain_high, sine; write q_turned_low, q_turned_high
   #pragma unroll
@@ -185,13 +185,13 @@ __device__ __forceinline__ void part_a(
       const float q_low_times_rsqrt = q_low * rsqrt_;
       const float mul = q_low_times_rsqrt * q_gain_low;
       const float q_high_times_rsqrt = q_high * rsqrt_;
-      const float mul_2 = q_high_times_rsqrt * q_gain_high;
+      const float mul_from_q_high = q_high_times_rsqrt * q_gain_high;
       const float mul_times_cosine = mul * cosine;
-      const float mul_2_times_sine = mul_2 * sine;
-      const float sub = mul_times_cosine - mul_2_times_sine;
-      const float mul_2_times_cosine = mul_2 * cosine;
+      const float mul_from_q_high_times_sine = mul_from_q_high * sine;
+      const float sub = mul_times_cosine - mul_from_q_high_times_sine;
+      const float mul_from_q_high_times_cosine = mul_from_q_high * cosine;
       const float mul_times_sine = mul * sine;
-      const float q_turned_high = mul_2_times_cosine + mul_times_sine;
+      const float q_turned_high = mul_from_q_high_times_cosine + mul_times_sine;
       q_turned_low_vec.at[j] = __float2bfloat16_rn(sub);
       q_turned_high_vec.at[j] = __float2bfloat16_rn(q_turned_high);
     }
@@ -269,9 +269,9 @@ __device__ __forceinline__ void part_b(
   const float mean = sum_of_squares / 64.0f;
   const float quotient = sum_of_square_of_k_high / 64.0f;
   const float mean_plus_quotient = mean + quotient;
-  const float quotient_2 = mean_plus_quotient / 2.0f;
-  const float quotient_2_plus_eps = quotient_2 + 1e-06f;
-  const float rsqrt_ = rsqrtf(quotient_2_plus_eps);
+  const float quotient_from_k_low = mean_plus_quotient / 2.0f;
+  const float add = quotient_from_k_low + 1e-06f;
+  const float rsqrt_ = rsqrtf(add);
 
   // pass 2 of 2: read k_gain_low, cosine, k_gain_high, sine; write k_turned_low, k_turned_high
   #pragma unroll
@@ -298,13 +298,13 @@ __device__ __forceinline__ void part_b(
       const float k_low_times_rsqrt = k_low * rsqrt_;
       const float mul = k_low_times_rsqrt * k_gain_low;
       const float k_high_times_rsqrt = k_high * rsqrt_;
-      const float mul_2 = k_high_times_rsqrt * k_gain_high;
+      const float mul_from_k_high = k_high_times_rsqrt * k_gain_high;
       const float mul_times_cosine = mul * cosine;
-      const float mul_2_times_sine = mul_2 * sine;
-      const float sub = mul_times_cosine - mul_2_times_sine;
-      const float mul_2_times_cosine = mul_2 * cosine;
+      const float mul_from_k_high_times_sine = mul_from_k_high * sine;
+      const float sub = mul_times_cosine - mul_from_k_high_times_sine;
+      const float mul_from_k_high_times_cosine = mul_from_k_high * cosine;
       const float mul_times_sine = mul * sine;
-      const float k_turned_high = mul_2_times_cosine + mul_times_sine;
+      const float k_turned_high = mul_from_k_high_times_cosine + mul_times_sine;
       k_turned_low_vec.at[j] = __float2bfloat16_rn(sub);
       k_turned_high_vec.at[j] = __float2bfloat16_rn(k_turned_high);
     }

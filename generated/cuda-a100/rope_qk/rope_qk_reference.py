@@ -37,6 +37,6 @@ def rope_qk(q, k, cosine, sine):
     sub = low_of_k_turned_times_cosine - high_of_k_turned_times_sine
     high_of_k_turned_times_cosine = high_of_k_turned * cosine
     low_of_k_turned_times_sine = low_of_k_turned * sine
-    add_2 = high_of_k_turned_times_cosine + low_of_k_turned_times_sine
-    k_turned = np.concatenate([sub, add_2], axis=-1)
+    add_from_k = high_of_k_turned_times_cosine + low_of_k_turned_times_sine
+    k_turned = np.concatenate([sub, add_from_k], axis=-1)
     return q_turned, k_turned

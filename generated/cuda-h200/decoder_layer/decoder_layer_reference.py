@@ -89,15 +89,15 @@ def decoder_layer(x, norm, wq, wk, wv, cosine, sine, position, slots, k_cache, v
     view_of_k = k_.reshape(B, H, E)
     view_of_view_of_k = view_of_k[:, :, 0:E // 2]
     mul = view_of_view_of_k * cosine
-    rope_2 = view_of_k[:, :, E // 2:E]
-    rope_2_times_sine = rope_2 * sine
-    sub = mul - rope_2_times_sine
-    rope_2_times_cosine = rope_2 * cosine
-    mul_2 = view_of_view_of_k * sine
-    add_2 = rope_2_times_cosine + mul_2
-    rope_3 = np.concatenate([sub, add_2], axis=-1)
+    rope_from_x = view_of_k[:, :, E // 2:E]
+    rope_from_x_times_sine = rope_from_x * sine
+    sub = mul - rope_from_x_times_sine
+    rope_from_x_times_cosine = rope_from_x * cosine
+    mul_from_x = view_of_view_of_k * sine
+    add_from_x = rope_from_x_times_cosine + mul_from_x
+    rope_2 = np.concatenate([sub, add_from_x], axis=-1)
     scatter = slots[..., None, None]
-    keys = rows_put(k_cache, scatter, rope_3)
+    keys = rows_put(k_cache, scatter, rope_2)
     view_of_v = v_.reshape(B, H, E)
     values_ = rows_put(v_cache, scatter, view_of_v)
     queries = turned.reshape(B, H, G, E)
@@ -120,16 +120,16 @@ def decoder_layer(x, norm, wq, wk, wv, cosine, sine, position, slots, k_cache, v
     weights = e * inverse_sum
     cast = weights.astype(np.float32).astype(bfloat16).astype(np.float64)
     view_of_values = values_.reshape(B, T, H, E).transpose(0, 2, 1, 3)
-    matmul_2 = cast @ view_of_values
-    mixed = matmul_2.astype(np.float32).astype(bfloat16).astype(np.float64)
+    matmul_from_position = cast @ view_of_values
+    mixed = matmul_from_position.astype(np.float32).astype(bfloat16).astype(np.float64)
     view_of_mixed = mixed.reshape(B, E * G * H)
     wo_T = np.swapaxes(wo, -1, -2)
     matmul_wo = view_of_mixed @ wo_T
     x_plus_matmul_wo = x + matmul_wo
     h = x_plus_matmul_wo.astype(np.float32).astype(bfloat16).astype(np.float64)
     squareof_normed_2 = h * h
-    sum_of_squares_2 = squareof_normed_2.sum(-1, keepdims=True)
-    meanof_normed_2 = sum_of_squares_2 / D
+    sum_of_squares_from_x = squareof_normed_2.sum(-1, keepdims=True)
+    meanof_normed_2 = sum_of_squares_from_x / D
     meanof_normed_2_plus_eps = meanof_normed_2 + 1e-06
     rrmsof_normed_2 = 1 / np.sqrt(meanof_normed_2_plus_eps)
     normalizedof_normed_2 = h * rrmsof_normed_2
@@ -139,8 +139,8 @@ def decoder_layer(x, norm, wq, wk, wv, cosine, sine, position, slots, k_cache, v
     silu = normed_2_times_gate / (1 + np.exp(-normed_2_times_gate))
     up_T = np.swapaxes(up, -1, -2)
     normed_2_times_up = normed_2 @ up_T
-    mul_3 = silu * normed_2_times_up
-    activated = mul_3.astype(np.float32).astype(bfloat16).astype(np.float64)
+    mul_2 = silu * normed_2_times_up
+    activated = mul_2.astype(np.float32).astype(bfloat16).astype(np.float64)
     down_T = np.swapaxes(down, -1, -2)
     activated_times_down = activated @ down_T
     cast_2 = h + activated_times_down

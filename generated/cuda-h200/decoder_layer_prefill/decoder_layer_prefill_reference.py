@@ -90,14 +90,14 @@ def decoder_layer_prefill(x, norm, wq, wk, wv, cosine, sine, slots, k_cache, v_c
     view_of_k = k_.reshape(S, H, E)
     view_of_view_of_k = view_of_k[:, :, 0:E // 2]
     mul = view_of_view_of_k * cosine
-    rope_2 = view_of_k[:, :, E // 2:E]
-    rope_2_times_sine = rope_2 * sine
-    sub = mul - rope_2_times_sine
-    rope_2_times_cosine = rope_2 * cosine
-    mul_2 = view_of_view_of_k * sine
-    add_2 = rope_2_times_cosine + mul_2
-    rope_3 = np.concatenate([sub, add_2], axis=-1)
-    keys = rope_3.astype(np.float32).astype(bfloat16).astype(np.float64)
+    rope_from_x = view_of_k[:, :, E // 2:E]
+    rope_from_x_times_sine = rope_from_x * sine
+    sub = mul - rope_from_x_times_sine
+    rope_from_x_times_cosine = rope_from_x * cosine
+    mul_from_x = view_of_view_of_k * sine
+    add_from_x = rope_from_x_times_cosine + mul_from_x
+    rope_2 = np.concatenate([sub, add_from_x], axis=-1)
+    keys = rope_2.astype(np.float32).astype(bfloat16).astype(np.float64)
     values_ = v_.reshape(S, H, E)
     view_of_normed_times_wv = normed_times_wv.reshape(S, H, E)
     queries = turned.reshape(S, H, G, E).transpose(1, 2, 0, 3)
@@ -121,17 +121,17 @@ def decoder_layer_prefill(x, norm, wq, wk, wv, cosine, sine, slots, k_cache, v_c
     weights = e * inverse_sum
     cast = weights.astype(np.float32).astype(bfloat16).astype(np.float64)
     view_of_values = values_.transpose(1, 0, 2).reshape(H, 1, S, E)
-    matmul_2 = cast @ view_of_values
-    mixed = matmul_2.astype(np.float32).astype(bfloat16).astype(np.float64)
+    matmul_from_x = cast @ view_of_values
+    mixed = matmul_from_x.astype(np.float32).astype(bfloat16).astype(np.float64)
     view_of_mixed = mixed.transpose(2, 0, 1, 3)
     attended = view_of_mixed.reshape(S, E * G * H)
     wo_T = np.swapaxes(wo, -1, -2)
     attended_times_wo = attended @ wo_T
-    add_3 = x + attended_times_wo
-    h = add_3.astype(np.float32).astype(bfloat16).astype(np.float64)
+    add_2 = x + attended_times_wo
+    h = add_2.astype(np.float32).astype(bfloat16).astype(np.float64)
     squareof_normed_2 = h * h
-    sum_of_squares_2 = squareof_normed_2.sum(-1, keepdims=True)
-    meanof_normed_2 = sum_of_squares_2 / D
+    sum_of_squares_from_x = squareof_normed_2.sum(-1, keepdims=True)
+    meanof_normed_2 = sum_of_squares_from_x / D
     meanof_normed_2_plus_eps = meanof_normed_2 + 1e-06
     rrmsof_normed_2 = 1 / np.sqrt(meanof_normed_2_plus_eps)
     normalizedof_normed_2 = h * rrmsof_normed_2
@@ -141,12 +141,12 @@ def decoder_layer_prefill(x, norm, wq, wk, wv, cosine, sine, slots, k_cache, v_c
     silu = normed_2_times_gate / (1 + np.exp(-normed_2_times_gate))
     up_T = np.swapaxes(up, -1, -2)
     normed_2_times_up = normed_2 @ up_T
-    mul_3 = silu * normed_2_times_up
-    activated = mul_3.astype(np.float32).astype(bfloat16).astype(np.float64)
+    mul_2 = silu * normed_2_times_up
+    activated = mul_2.astype(np.float32).astype(bfloat16).astype(np.float64)
     down_T = np.swapaxes(down, -1, -2)
     activated_times_down = activated @ down_T
     out = h + activated_times_down
     scatter = slots[..., None, None]
-    out1 = rows_put(k_cache, scatter, rope_3)
+    out1 = rows_put(k_cache, scatter, rope_2)
     out2 = rows_put(v_cache, scatter, view_of_normed_times_wv)
     return out, out1, out2

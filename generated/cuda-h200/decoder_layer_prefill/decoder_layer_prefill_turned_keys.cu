@@ -9,14 +9,14 @@
 //    turned of decoder_layer_prefill.
 //
 //    target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
-//    views    q_part is q as [S, G * H, E // 2]; q_part_2 is q as [S, G * H, E // 2]; turned_2 is
-//             turned[..., :E // 2]; turned_3 is turned[..., E // 2:]
+//    views    q_low is q as [S, G * H, E // 2]; q_high is q as [S, G * H, E // 2]; turned_low is
+//             turned[..., :E // 2]; turned_high is turned[..., E // 2:]
 //    tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
 //    traffic  69.2 MB moved, 69.2 MB ideal, 203.4 MB unfused in 2 launches
 //    floor    14.4 us at 4.8 TB/s; memory-bound at 0.73 flop/B
-//    rounding turned_2 to bf16 when stored; turned_3 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; cosine, sine, q_part, q_part_2, turned_2, turned_3:
-//             address and strides in multiples of 16 B
+//    rounding turned_low to bf16 when stored; turned_high to bf16 when stored; f32 between
+//    needs    rows of 64 elements, next to each other; cosine, sine, q_low, q_high, turned_low,
+//             turned_high: address and strides in multiples of 16 B
 //
 // b. decoder_layer_prefill_keys  f32[S, 1, E_half], f32[S, 1, E_half], i32[S, 1, 1], bf16[S, H, E_half], bf16[S, H, E_half], bf16[S, H,
 //      E_half], bf16[S, H, E_half] -> bf16[S, H, E_half], bf16[S, H, E_half], bf16[V, H, E_half], bf16[V, H, E_half], bf16[V, H, E_half],
@@ -24,19 +24,20 @@
 //    keys, out1, out2 of decoder_layer_prefill.
 //
 //    target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
-//    views    k__part is k_ as [S, H, E // 2]; k__part_2 is k_ as [S, H, E // 2]; v__part is v_ as [S, H,
-//             E // 2]; v__part_2 is v_ as [S, H, E // 2]; keys_2 is keys[..., :E // 2]; keys_3 is
-//             keys[..., E // 2:]; keys_4 is out1[..., :E // 2]; keys_5 is out1[..., E // 2:]; values is
-//             out2[..., :E // 2]; values_2 is out2[..., E // 2:]
-//    writes   rows of keys_4, keys_5, values, values_2 at slots; nothing where there is none
+//    views    k_low is k_ as [S, H, E // 2]; k_high is k_ as [S, H, E // 2]; v_low is v_ as [S, H, E //
+//             2]; v_high is v_ as [S, H, E // 2]; keys_low is keys[..., :E // 2]; keys_high is keys[..., E
+//             // 2:]; keys_2 is out1[..., :E // 2]; keys_3 is out1[..., E // 2:]; values is out2[..., :E
+//             // 2]; values_2 is out2[..., E // 2:]
+//    writes   rows of keys_2, keys_3, values, values_2 at slots; nothing where there is none
 //    tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
 //    traffic  44.1 MB moved, 44.1 MB ideal, 86.0 MB unfused in 4 launches
 //    floor    9.2 us at 4.8 TB/s; memory-bound at 0.29 flop/B
-//    rounding keys_2 to bf16 when stored; keys_3 to bf16 when stored; keys_4 to bf16 when stored; keys_5
-//             to bf16 when stored; values to bf16 when stored; values_2 to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; cosine, sine, k__part, k__part_2, v__part,
-//             v__part_2, keys_2, keys_3, keys_4, keys_5, values, values_2: address and strides in
-//             multiples of 16 B
+//    rounding keys_low to bf16 when stored; keys_high to bf16 when stored; keys_2 to bf16 when stored;
+//             keys_3 to bf16 when stored; values to bf16 when stored; values_2 to bf16 when stored; f32
+//             between
+//    needs    rows of 64 elements, next to each other; cosine, sine, k_low, k_high, v_low, v_high,
+//             keys_low, keys_high, keys_2, keys_3, values, values_2: address and strides in multiples of
+//             16 B
 
 #include <cuda_bf16.h>
 
@@ -70,22 +71,22 @@ __device__ __forceinline__ void part_a(
     unsigned block,
     const float* __restrict__ cosine_ptr,
     const float* __restrict__ sine_ptr,
-    const __nv_bfloat16* q_part_ptr,
-    const __nv_bfloat16* q_part_2_ptr,
-    __nv_bfloat16* __restrict__ turned_2_ptr,
-    __nv_bfloat16* __restrict__ turned_3_ptr,
+    const __nv_bfloat16* q_low_ptr,
+    const __nv_bfloat16* q_high_ptr,
+    __nv_bfloat16* __restrict__ turned_low_ptr,
+    __nv_bfloat16* __restrict__ turned_high_ptr,
     long long S_size,
     long long G_times_H_size,
     long long cosine_stride_S,
     long long sine_stride_S,
-    long long q_part_stride_S,
-    long long q_part_stride_G_times_H,
-    long long q_part_2_stride_S,
-    long long q_part_2_stride_G_times_H,
-    long long turned_2_stride_S,
-    long long turned_2_stride_G_times_H,
-    long long turned_3_stride_S,
-    long long turned_3_stride_G_times_H)
+    long long q_low_stride_S,
+    long long q_low_stride_G_times_H,
+    long long q_high_stride_S,
+    long long q_high_stride_G_times_H,
+    long long turned_low_stride_S,
+    long long turned_low_stride_G_times_H,
+    long long turned_high_stride_S,
+    long long turned_high_stride_G_times_H)
 {
   constexpr int block_rows = 16;  // that a block takes
   constexpr int row_threads = 8;
@@ -98,37 +99,38 @@ __device__ __forceinline__ void part_a(
   const unsigned G_times_H_at = static_cast<unsigned>(row) % static_cast<unsigned>(G_times_H_size);
   const float* const cosine_row = cosine_ptr + S_at * cosine_stride_S;
   const float* const sine_row = sine_ptr + S_at * sine_stride_S;
-  const __nv_bfloat16* const q_part_row = q_part_ptr + S_at * q_part_stride_S + G_times_H_at * q_part_stride_G_times_H;
-  const __nv_bfloat16* const q_part_2_row = q_part_2_ptr + S_at * q_part_2_stride_S + G_times_H_at * q_part_2_stride_G_times_H;
-  __nv_bfloat16* const turned_2_row = turned_2_ptr + unknown(S_at * turned_2_stride_S + G_times_H_at * turned_2_stride_G_times_H);
-  __nv_bfloat16* const turned_3_row = turned_3_ptr + unknown(S_at * turned_3_stride_S + G_times_H_at * turned_3_stride_G_times_H);
+  const __nv_bfloat16* const q_low_row = q_low_ptr + S_at * q_low_stride_S + G_times_H_at * q_low_stride_G_times_H;
+  const __nv_bfloat16* const q_high_row = q_high_ptr + S_at * q_high_stride_S + G_times_H_at * q_high_stride_G_times_H;
+  __nv_bfloat16* const turned_low_row = turned_low_ptr + unknown(S_at * turned_low_stride_S + G_times_H_at * turned_low_stride_G_times_H);
+  __nv_bfloat16* const turned_high_row = turned_high_ptr + unknown(S_at * turned_high_stride_S
+      + G_times_H_at * turned_high_stride_G_times_H);
   const int col = lane * 8;
 
-  // pass 1 of 1: read q_part, cosine, q_part_2, sine; write turned_2, turned_3
+  // pass 1 of 1: read q_low, cosine, q_high, sine; write turned_low, turned_high
   {
-    const Vec<__nv_bfloat16, 8> q_part_vec = load<8>(q_part_row + col);
+    const Vec<__nv_bfloat16, 8> q_low_vec = load<8>(q_low_row + col);
     const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
-    const Vec<__nv_bfloat16, 8> q_part_2_vec = load<8>(q_part_2_row + col);
+    const Vec<__nv_bfloat16, 8> q_high_vec = load<8>(q_high_row + col);
     const Vec<float, 8> sine_vec = load<8>(sine_row + col);
-    Vec<__nv_bfloat16, 8> turned_2_vec;
-    Vec<__nv_bfloat16, 8> turned_3_vec;
+    Vec<__nv_bfloat16, 8> turned_low_vec;
+    Vec<__nv_bfloat16, 8> turned_high_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float q_part = __bfloat162float(q_part_vec.at[j]);
+      const float q_low = __bfloat162float(q_low_vec.at[j]);
       const float cosine = cosine_vec.at[j];
-      const float q_part_2 = __bfloat162float(q_part_2_vec.at[j]);
+      const float q_high = __bfloat162float(q_high_vec.at[j]);
       const float sine = sine_vec.at[j];
-      const float q_part_times_cosine = q_part * cosine;
-      const float q_part_2_times_sine = q_part_2 * sine;
-      const float sub = q_part_times_cosine - q_part_2_times_sine;
-      const float q_part_2_times_cosine = q_part_2 * cosine;
-      const float q_part_times_sine = q_part * sine;
-      const float add = q_part_2_times_cosine + q_part_times_sine;
-      turned_2_vec.at[j] = __float2bfloat16_rn(sub);
-      turned_3_vec.at[j] = __float2bfloat16_rn(add);
+      const float q_low_times_cosine = q_low * cosine;
+      const float q_high_times_sine = q_high * sine;
+      const float sub = q_low_times_cosine - q_high_times_sine;
+      const float q_high_times_cosine = q_high * cosine;
+      const float q_low_times_sine = q_low * sine;
+      const float add = q_high_times_cosine + q_low_times_sine;
+      turned_low_vec.at[j] = __float2bfloat16_rn(sub);
+      turned_high_vec.at[j] = __float2bfloat16_rn(add);
     }
-    if (live) store<8>(turned_2_row + col, turned_2_vec);
-    if (live) store<8>(turned_3_row + col, turned_3_vec);
+    if (live) store<8>(turned_low_row + col, turned_low_vec);
+    if (live) store<8>(turned_high_row + col, turned_high_vec);
   }
 }
 
@@ -138,14 +140,14 @@ __device__ __forceinline__ void part_b(
     const float* __restrict__ cosine_ptr,
     const float* __restrict__ sine_ptr,
     const int* __restrict__ slots_ptr,
-    const __nv_bfloat16* k__part_ptr,
-    const __nv_bfloat16* k__part_2_ptr,
-    const __nv_bfloat16* v__part_ptr,
-    const __nv_bfloat16* v__part_2_ptr,
+    const __nv_bfloat16* k_low_ptr,
+    const __nv_bfloat16* k_high_ptr,
+    const __nv_bfloat16* v_low_ptr,
+    const __nv_bfloat16* v_high_ptr,
+    __nv_bfloat16* __restrict__ keys_low_ptr,
+    __nv_bfloat16* __restrict__ keys_high_ptr,
     __nv_bfloat16* __restrict__ keys_2_ptr,
     __nv_bfloat16* __restrict__ keys_3_ptr,
-    __nv_bfloat16* __restrict__ keys_4_ptr,
-    __nv_bfloat16* __restrict__ keys_5_ptr,
     __nv_bfloat16* __restrict__ values_ptr,
     __nv_bfloat16* __restrict__ values_2_ptr,
     long long S_size,
@@ -153,24 +155,24 @@ __device__ __forceinline__ void part_b(
     long long cosine_stride_S,
     long long sine_stride_S,
     long long slots_stride_S,
-    long long k__part_stride_S,
-    long long k__part_stride_H,
-    long long k__part_2_stride_S,
-    long long k__part_2_stride_H,
-    long long v__part_stride_S,
-    long long v__part_stride_H,
-    long long v__part_2_stride_S,
-    long long v__part_2_stride_H,
-    long long keys_2_stride_S,
+    long long k_low_stride_S,
+    long long k_low_stride_H,
+    long long k_high_stride_S,
+    long long k_high_stride_H,
+    long long v_low_stride_S,
+    long long v_low_stride_H,
+    long long v_high_stride_S,
+    long long v_high_stride_H,
+    long long keys_low_stride_S,
+    long long keys_low_stride_H,
+    long long keys_high_stride_S,
+    long long keys_high_stride_H,
+    long long keys_2_count,
+    long long keys_2_stride,
     long long keys_2_stride_H,
-    long long keys_3_stride_S,
+    long long keys_3_count,
+    long long keys_3_stride,
     long long keys_3_stride_H,
-    long long keys_4_count,
-    long long keys_4_stride,
-    long long keys_4_stride_H,
-    long long keys_5_count,
-    long long keys_5_stride,
-    long long keys_5_stride_H,
     long long values_count,
     long long values_stride,
     long long values_stride_H,
@@ -190,63 +192,63 @@ __device__ __forceinline__ void part_b(
   const float* const cosine_row = cosine_ptr + S_at * cosine_stride_S;
   const float* const sine_row = sine_ptr + S_at * sine_stride_S;
   const int* const slots_row = slots_ptr + S_at * slots_stride_S;
-  const __nv_bfloat16* const k__part_row = k__part_ptr + S_at * k__part_stride_S + H_at * k__part_stride_H;
-  const __nv_bfloat16* const k__part_2_row = k__part_2_ptr + S_at * k__part_2_stride_S + H_at * k__part_2_stride_H;
-  const __nv_bfloat16* const v__part_row = v__part_ptr + S_at * v__part_stride_S + H_at * v__part_stride_H;
-  const __nv_bfloat16* const v__part_2_row = v__part_2_ptr + S_at * v__part_2_stride_S + H_at * v__part_2_stride_H;
-  __nv_bfloat16* const keys_2_row = keys_2_ptr + unknown(S_at * keys_2_stride_S + H_at * keys_2_stride_H);
-  __nv_bfloat16* const keys_3_row = keys_3_ptr + unknown(S_at * keys_3_stride_S + H_at * keys_3_stride_H);
+  const __nv_bfloat16* const k_low_row = k_low_ptr + S_at * k_low_stride_S + H_at * k_low_stride_H;
+  const __nv_bfloat16* const k_high_row = k_high_ptr + S_at * k_high_stride_S + H_at * k_high_stride_H;
+  const __nv_bfloat16* const v_low_row = v_low_ptr + S_at * v_low_stride_S + H_at * v_low_stride_H;
+  const __nv_bfloat16* const v_high_row = v_high_ptr + S_at * v_high_stride_S + H_at * v_high_stride_H;
+  __nv_bfloat16* const keys_low_row = keys_low_ptr + unknown(S_at * keys_low_stride_S + H_at * keys_low_stride_H);
+  __nv_bfloat16* const keys_high_row = keys_high_ptr + unknown(S_at * keys_high_stride_S + H_at * keys_high_stride_H);
   const int slots = *slots_row;
-  const bool keys_4_found = slots >= 0 && slots < keys_4_count;  // else nothing of it is written
-  __nv_bfloat16* const keys_4_row = keys_4_ptr + (keys_4_found ? slots : 0) * keys_4_stride + H_at * keys_4_stride_H;
-  const bool keys_5_found = slots >= 0 && slots < keys_5_count;  // else nothing of it is written
-  __nv_bfloat16* const keys_5_row = keys_5_ptr + (keys_5_found ? slots : 0) * keys_5_stride + H_at * keys_5_stride_H;
+  const bool keys_2_found = slots >= 0 && slots < keys_2_count;  // else nothing of it is written
+  __nv_bfloat16* const keys_2_row = keys_2_ptr + (keys_2_found ? slots : 0) * keys_2_stride + H_at * keys_2_stride_H;
+  const bool keys_3_found = slots >= 0 && slots < keys_3_count;  // else nothing of it is written
+  __nv_bfloat16* const keys_3_row = keys_3_ptr + (keys_3_found ? slots : 0) * keys_3_stride + H_at * keys_3_stride_H;
   const bool values_found = slots >= 0 && slots < values_count;  // else nothing of it is written
   __nv_bfloat16* const values_row = values_ptr + (values_found ? slots : 0) * values_stride + H_at * values_stride_H;
   const bool values_2_found = slots >= 0 && slots < values_2_count;  // else nothing of it is written
   __nv_bfloat16* const values_2_row = values_2_ptr + (values_2_found ? slots : 0) * values_2_stride + H_at * values_2_stride_H;
   const int col = lane * 8;
 
-  // pass 1 of 1: read k__part, cosine, k__part_2, sine, v__part, v__part_2; write keys_2, keys_3, keys_4, keys_5,
+  // pass 1 of 1: read k_low, cosine, k_high, sine, v_low, v_high; write keys_low, keys_high, keys_2, keys_3,
   //   values, values_2
   {
-    const Vec<__nv_bfloat16, 8> k__part_vec = load<8>(k__part_row + col);
+    const Vec<__nv_bfloat16, 8> k_low_vec = load<8>(k_low_row + col);
     const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
-    const Vec<__nv_bfloat16, 8> k__part_2_vec = load<8>(k__part_2_row + col);
+    const Vec<__nv_bfloat16, 8> k_high_vec = load<8>(k_high_row + col);
     const Vec<float, 8> sine_vec = load<8>(sine_row + col);
-    const Vec<__nv_bfloat16, 8> v__part_vec = load<8>(v__part_row + col);
-    const Vec<__nv_bfloat16, 8> v__part_2_vec = load<8>(v__part_2_row + col);
+    const Vec<__nv_bfloat16, 8> v_low_vec = load<8>(v_low_row + col);
+    const Vec<__nv_bfloat16, 8> v_high_vec = load<8>(v_high_row + col);
+    Vec<__nv_bfloat16, 8> keys_low_vec;
+    Vec<__nv_bfloat16, 8> keys_high_vec;
     Vec<__nv_bfloat16, 8> keys_2_vec;
     Vec<__nv_bfloat16, 8> keys_3_vec;
-    Vec<__nv_bfloat16, 8> keys_4_vec;
-    Vec<__nv_bfloat16, 8> keys_5_vec;
     Vec<__nv_bfloat16, 8> values_vec;
     Vec<__nv_bfloat16, 8> values_2_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float k__part = __bfloat162float(k__part_vec.at[j]);
+      const float k_low = __bfloat162float(k_low_vec.at[j]);
       const float cosine = cosine_vec.at[j];
-      const float k__part_2 = __bfloat162float(k__part_2_vec.at[j]);
+      const float k_high = __bfloat162float(k_high_vec.at[j]);
       const float sine = sine_vec.at[j];
-      const float v__part = __bfloat162float(v__part_vec.at[j]);
-      const float v__part_2 = __bfloat162float(v__part_2_vec.at[j]);
-      const float k__part_times_cosine = k__part * cosine;
-      const float k__part_2_times_sine = k__part_2 * sine;
-      const float sub = k__part_times_cosine - k__part_2_times_sine;
-      const float k__part_2_times_cosine = k__part_2 * cosine;
-      const float k__part_times_sine = k__part * sine;
-      const float add = k__part_2_times_cosine + k__part_times_sine;
+      const float v_low = __bfloat162float(v_low_vec.at[j]);
+      const float v_high = __bfloat162float(v_high_vec.at[j]);
+      const float k_low_times_cosine = k_low * cosine;
+      const float k_high_times_sine = k_high * sine;
+      const float sub = k_low_times_cosine - k_high_times_sine;
+      const float k_high_times_cosine = k_high * cosine;
+      const float k_low_times_sine = k_low * sine;
+      const float add = k_high_times_cosine + k_low_times_sine;
+      keys_low_vec.at[j] = __float2bfloat16_rn(sub);
+      keys_high_vec.at[j] = __float2bfloat16_rn(add);
       keys_2_vec.at[j] = __float2bfloat16_rn(sub);
       keys_3_vec.at[j] = __float2bfloat16_rn(add);
-      keys_4_vec.at[j] = __float2bfloat16_rn(sub);
-      keys_5_vec.at[j] = __float2bfloat16_rn(add);
-      values_vec.at[j] = __float2bfloat16_rn(v__part);
-      values_2_vec.at[j] = __float2bfloat16_rn(v__part_2);
+      values_vec.at[j] = __float2bfloat16_rn(v_low);
+      values_2_vec.at[j] = __float2bfloat16_rn(v_high);
     }
-    if (live) store<8>(keys_2_row + col, keys_2_vec);
-    if (live) store<8>(keys_3_row + col, keys_3_vec);
-    if (live && keys_4_found) store<8>(keys_4_row + col, keys_4_vec);
-    if (live && keys_5_found) store<8>(keys_5_row + col, keys_5_vec);
+    if (live) store<8>(keys_low_row + col, keys_low_vec);
+    if (live) store<8>(keys_high_row + col, keys_high_vec);
+    if (live && keys_2_found) store<8>(keys_2_row + col, keys_2_vec);
+    if (live && keys_3_found) store<8>(keys_3_row + col, keys_3_vec);
     if (live && values_found) store<8>(values_row + col, values_vec);
     if (live && values_2_found) store<8>(values_2_row + col, values_2_vec);
   }
@@ -256,21 +258,21 @@ extern "C" __global__ void __launch_bounds__(128)
 decoder_layer_prefill_turned_keys(
     const float* __restrict__ a_cosine_ptr,
     const float* __restrict__ a_sine_ptr,
-    const __nv_bfloat16* a_q_part_ptr,
-    const __nv_bfloat16* a_q_part_2_ptr,
-    __nv_bfloat16* __restrict__ a_turned_2_ptr,
-    __nv_bfloat16* __restrict__ a_turned_3_ptr,
+    const __nv_bfloat16* a_q_low_ptr,
+    const __nv_bfloat16* a_q_high_ptr,
+    __nv_bfloat16* __restrict__ a_turned_low_ptr,
+    __nv_bfloat16* __restrict__ a_turned_high_ptr,
     const float* __restrict__ b_cosine_ptr,
     const float* __restrict__ b_sine_ptr,
     const int* __restrict__ b_slots_ptr,
-    const __nv_bfloat16* b_k__part_ptr,
-    const __nv_bfloat16* b_k__part_2_ptr,
-    const __nv_bfloat16* b_v__part_ptr,
-    const __nv_bfloat16* b_v__part_2_ptr,
+    const __nv_bfloat16* b_k_low_ptr,
+    const __nv_bfloat16* b_k_high_ptr,
+    const __nv_bfloat16* b_v_low_ptr,
+    const __nv_bfloat16* b_v_high_ptr,
+    __nv_bfloat16* __restrict__ b_keys_low_ptr,
+    __nv_bfloat16* __restrict__ b_keys_high_ptr,
     __nv_bfloat16* __restrict__ b_keys_2_ptr,
     __nv_bfloat16* __restrict__ b_keys_3_ptr,
-    __nv_bfloat16* __restrict__ b_keys_4_ptr,
-    __nv_bfloat16* __restrict__ b_keys_5_ptr,
     __nv_bfloat16* __restrict__ b_values_ptr,
     __nv_bfloat16* __restrict__ b_values_2_ptr,
     long long blocks_a,
@@ -278,37 +280,37 @@ decoder_layer_prefill_turned_keys(
     long long a_G_times_H_size,
     long long a_cosine_stride_S,
     long long a_sine_stride_S,
-    long long a_q_part_stride_S,
-    long long a_q_part_stride_G_times_H,
-    long long a_q_part_2_stride_S,
-    long long a_q_part_2_stride_G_times_H,
-    long long a_turned_2_stride_S,
-    long long a_turned_2_stride_G_times_H,
-    long long a_turned_3_stride_S,
-    long long a_turned_3_stride_G_times_H,
+    long long a_q_low_stride_S,
+    long long a_q_low_stride_G_times_H,
+    long long a_q_high_stride_S,
+    long long a_q_high_stride_G_times_H,
+    long long a_turned_low_stride_S,
+    long long a_turned_low_stride_G_times_H,
+    long long a_turned_high_stride_S,
+    long long a_turned_high_stride_G_times_H,
     long long b_S_size,
     long long b_H_size,
     long long b_cosine_stride_S,
     long long b_sine_stride_S,
     long long b_slots_stride_S,
-    long long b_k__part_stride_S,
-    long long b_k__part_stride_H,
-    long long b_k__part_2_stride_S,
-    long long b_k__part_2_stride_H,
-    long long b_v__part_stride_S,
-    long long b_v__part_stride_H,
-    long long b_v__part_2_stride_S,
-    long long b_v__part_2_stride_H,
-    long long b_keys_2_stride_S,
+    long long b_k_low_stride_S,
+    long long b_k_low_stride_H,
+    long long b_k_high_stride_S,
+    long long b_k_high_stride_H,
+    long long b_v_low_stride_S,
+    long long b_v_low_stride_H,
+    long long b_v_high_stride_S,
+    long long b_v_high_stride_H,
+    long long b_keys_low_stride_S,
+    long long b_keys_low_stride_H,
+    long long b_keys_high_stride_S,
+    long long b_keys_high_stride_H,
+    long long b_keys_2_count,
+    long long b_keys_2_stride,
     long long b_keys_2_stride_H,
-    long long b_keys_3_stride_S,
+    long long b_keys_3_count,
+    long long b_keys_3_stride,
     long long b_keys_3_stride_H,
-    long long b_keys_4_count,
-    long long b_keys_4_stride,
-    long long b_keys_4_stride_H,
-    long long b_keys_5_count,
-    long long b_keys_5_stride,
-    long long b_keys_5_stride_H,
     long long b_values_count,
     long long b_values_stride,
     long long b_values_stride_H,
@@ -320,18 +322,18 @@ decoder_layer_prefill_turned_keys(
   asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   unsigned block = blockIdx.x;  // the first blocks do the first step
   if (block < blocks_a) {
-    part_a(block, a_cosine_ptr, a_sine_ptr, a_q_part_ptr, a_q_part_2_ptr, a_turned_2_ptr, a_turned_3_ptr, a_S_size,
-        a_G_times_H_size, a_cosine_stride_S, a_sine_stride_S, a_q_part_stride_S, a_q_part_stride_G_times_H,
-        a_q_part_2_stride_S, a_q_part_2_stride_G_times_H, a_turned_2_stride_S, a_turned_2_stride_G_times_H,
-        a_turned_3_stride_S, a_turned_3_stride_G_times_H);
+    part_a(block, a_cosine_ptr, a_sine_ptr, a_q_low_ptr, a_q_high_ptr, a_turned_low_ptr, a_turned_high_ptr, a_S_size,
+        a_G_times_H_size, a_cosine_stride_S, a_sine_stride_S, a_q_low_stride_S, a_q_low_stride_G_times_H, a_q_high_stride_S,
+        a_q_high_stride_G_times_H, a_turned_low_stride_S, a_turned_low_stride_G_times_H, a_turned_high_stride_S,
+        a_turned_high_stride_G_times_H);
     return;
   }
   block -= static_cast<unsigned>(blocks_a);
-  part_b(block, b_cosine_ptr, b_sine_ptr, b_slots_ptr, b_k__part_ptr, b_k__part_2_ptr, b_v__part_ptr, b_v__part_2_ptr,
-      b_keys_2_ptr, b_keys_3_ptr, b_keys_4_ptr, b_keys_5_ptr, b_values_ptr, b_values_2_ptr, b_S_size, b_H_size,
-      b_cosine_stride_S, b_sine_stride_S, b_slots_stride_S, b_k__part_stride_S, b_k__part_stride_H, b_k__part_2_stride_S,
-      b_k__part_2_stride_H, b_v__part_stride_S, b_v__part_stride_H, b_v__part_2_stride_S, b_v__part_2_stride_H,
-      b_keys_2_stride_S, b_keys_2_stride_H, b_keys_3_stride_S, b_keys_3_stride_H, b_keys_4_count, b_keys_4_stride,
-      b_keys_4_stride_H, b_keys_5_count, b_keys_5_stride, b_keys_5_stride_H, b_values_count, b_values_stride,
-      b_values_stride_H, b_values_2_count, b_values_2_stride, b_values_2_stride_H);
+  part_b(block, b_cosine_ptr, b_sine_ptr, b_slots_ptr, b_k_low_ptr, b_k_high_ptr, b_v_low_ptr, b_v_high_ptr,
+      b_keys_low_ptr, b_keys_high_ptr, b_keys_2_ptr, b_keys_3_ptr, b_values_ptr, b_values_2_ptr, b_S_size, b_H_size,
+      b_cosine_stride_S, b_sine_stride_S, b_slots_stride_S, b_k_low_stride_S, b_k_low_stride_H, b_k_high_stride_S,
+      b_k_high_stride_H, b_v_low_stride_S, b_v_low_stride_H, b_v_high_stride_S, b_v_high_stride_H, b_keys_low_stride_S,
+      b_keys_low_stride_H, b_keys_high_stride_S, b_keys_high_stride_H, b_keys_2_count, b_keys_2_stride, b_keys_2_stride_H,
+      b_keys_3_count, b_keys_3_stride, b_keys_3_stride_H, b_values_count, b_values_stride, b_values_stride_H,
+      b_values_2_count, b_values_2_stride, b_values_2_stride_H);
 }

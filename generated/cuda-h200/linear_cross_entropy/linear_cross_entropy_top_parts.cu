@@ -269,7 +269,7 @@ linear_cross_entropy_top_parts(
           labels_of[r8] = labels;
         }
         float max_of_matmul_part[2] = {-INFINITY, -INFINITY};
-        float group_sum_of_where_2_part[2] = {0.0f, 0.0f};
+        float sum_of_where_parts_part[2] = {0.0f, 0.0f};
         float where_of[2];
         #pragma unroll
         for (int chunk = 0; chunk < 2; ++chunk) {
@@ -285,9 +285,9 @@ linear_cross_entropy_top_parts(
                 const float matmul = sums[i][sum_at + j];
                 const int col_index = col + j;
                 const bool col_index_is_labels = col_index == labels;
-                const float where_2 = col_index_is_labels ? matmul : 0.0f;
+                const float where_from_labels = col_index_is_labels ? matmul : 0.0f;
                 max_of_matmul_part[r8] = larger(max_of_matmul_part[r8], matmul);
-                group_sum_of_where_2_part[r8] += where_2;
+                sum_of_where_parts_part[r8] += where_from_labels;
               }
             }
           }
@@ -300,17 +300,17 @@ linear_cross_entropy_top_parts(
           for (int step = 2; step > 0; step /= 2) {
             max_of_matmul = larger(max_of_matmul, __shfl_xor_sync(0xffffffffu, max_of_matmul, step));
           }
-          float group_sum_of_where_2 = group_sum_of_where_2_part[r8];
+          float sum_of_where_parts = sum_of_where_parts_part[r8];
           #pragma unroll
           for (int step = 2; step > 0; step /= 2) {
-            group_sum_of_where_2 += __shfl_xor_sync(0xffffffffu, group_sum_of_where_2, step);
+            sum_of_where_parts += __shfl_xor_sync(0xffffffffu, sum_of_where_parts, step);
           }
           const bool max_of_matmul_is_minus_inf = max_of_matmul == (-INFINITY);
           const float where = max_of_matmul_is_minus_inf ? 0.0f : max_of_matmul;
           where_of[r8] = where;
           if (lane % 4 == 0 && row < rows) {
             *(top_parts_ptr + row * top_parts_stride + at.col0 / tile_cols) = max_of_matmul;
-            *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + at.col0 / tile_cols) = group_sum_of_where_2;
+            *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + at.col0 / tile_cols) = sum_of_where_parts;
           }
         }
         float sum_of_exps_part[2] = {0.0f, 0.0f};

@@ -39,8 +39,8 @@ def nvfp4_quant(x, whole):
     code_of_f4e2m1_of_low_times_factor = np.where(np.isnan(low_times_factor), 7, np.clip(low_times_factor, -6.0, 6.0).astype(np.float32).astype(float4_e2m1fn).view(np.uint8)).astype(np.int32)
     bit_and = code_of_f4e2m1_of_low_times_factor & 15
     code_of_f4e2m1 = np.where(np.isnan(high_times_factor), 7, np.clip(high_times_factor, -6.0, 6.0).astype(np.float32).astype(float4_e2m1fn).view(np.uint8)).astype(np.int32)
-    bit_and_2 = code_of_f4e2m1 & 15
-    shift_left = np.left_shift(bit_and_2, 4)
+    bit_and_from_x = code_of_f4e2m1 & 15
+    shift_left = np.left_shift(bit_and_from_x, 4)
     bit_or = bit_and | shift_left
     pack = bit_or.reshape(M, N // 2)
     return pack, view_of_minimum

@@ -35,10 +35,10 @@ def groupnorm_silu(x, gamma, beta):
     mul = per_channel_minus_groupnorm * view_of_rstd
     view_of_gamma = gamma.reshape(32, C)
     view_of_view_of_gamma = view_of_gamma[..., None]
-    mul_2 = mul * view_of_view_of_gamma
+    mul_from_x = mul * view_of_view_of_gamma
     view_of_beta = beta.reshape(32, C)
     view_of_view_of_beta = view_of_beta[..., None]
-    normalized = mul_2 + view_of_view_of_beta
+    normalized = mul_from_x + view_of_view_of_beta
     view_of_normalized = normalized.reshape(B, 32 * C, S)
     silu = view_of_normalized / (1 + np.exp(-view_of_normalized))
     return silu

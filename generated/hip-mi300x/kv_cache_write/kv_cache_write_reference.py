@@ -50,8 +50,8 @@ def kv_cache_write(k, v_, rotations, positions, slots, k_cache, v_cache):
     k_cache = np.asarray(k_cache).astype(np.float64)
     v_cache = np.asarray(v_cache).astype(np.float64)
     gather = positions[..., None]
-    gather_2 = rows_at(rotations, gather)
-    slice = gather_2[:, None]
+    gather_from_rotations = rows_at(rotations, gather)
+    slice = gather_from_rotations[:, None]
     cosine = slice[:, :, 0:D // 2]
     sine = slice[:, :, D // 2:D]
     low = k[:, :, 0:D // 2]

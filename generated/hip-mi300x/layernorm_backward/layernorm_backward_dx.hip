@@ -139,7 +139,7 @@ layernorm_backward_dx(
     const float sum_of_g = row_sum(sum_of_g_part, part[turn][0]);
     const float sum_of_products = row_sum(sum_of_products_part, part[turn][1]);
     const float quotient = sum_of_g / 12288.0f;
-    const float quotient_2 = sum_of_products / 12288.0f;
+    const float quotient_from_dy = sum_of_products / 12288.0f;
 
     // pass 2 of 2: write dx
     #pragma unroll
@@ -152,8 +152,8 @@ layernorm_backward_dx(
           const float normed = normed_kept[v][j];
           const float g = g_kept[v][j];
           const float g_minus_quotient = g - quotient;
-          const float normed_times_quotient_2 = normed * quotient_2;
-          const float sub = g_minus_quotient - normed_times_quotient_2;
+          const float normed_times_quotient_from_dy = normed * quotient_from_dy;
+          const float sub = g_minus_quotient - normed_times_quotient_from_dy;
           const float dx = rstd * sub;
           dx_vec.at[j] = static_cast<__bf16>(dx);
         }

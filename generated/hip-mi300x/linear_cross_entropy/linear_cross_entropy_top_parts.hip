@@ -245,8 +245,8 @@ linear_cross_entropy_top_parts(
       const long long row = row0 + band * band_rows + m;
       float max_of_matmul_part[1];
       max_of_matmul_part[0] = -INFINITY;
-      float group_sum_of_where_2_part[1];
-      group_sum_of_where_2_part[0] = 0.0f;
+      float sum_of_where_parts_part[1];
+      sum_of_where_parts_part[0] = 0.0f;
       float where_of[1];
       if (row < rows) {
         const int labels = *(labels_ptr + row * labels_stride);
@@ -254,9 +254,9 @@ linear_cross_entropy_top_parts(
           const int col = col0 + n;
           const float matmul = matmul_shared[m * sums_stride + n];
           const bool col_index_is_labels = col == labels;
-          const float where_2 = col_index_is_labels ? matmul : 0.0f;
+          const float where_from_labels = col_index_is_labels ? matmul : 0.0f;
           max_of_matmul_part[0] = larger(max_of_matmul_part[0], matmul);
-          group_sum_of_where_2_part[0] += where_2;
+          sum_of_where_parts_part[0] += where_from_labels;
         }
       }
       // 8 lanes have a row
@@ -265,17 +265,17 @@ linear_cross_entropy_top_parts(
       for (int step = 4; step >= 1; step /= 2) {
         max_of_matmul = larger(max_of_matmul, partner(max_of_matmul, step));
       }
-      float group_sum_of_where_2 = group_sum_of_where_2_part[0];
+      float sum_of_where_parts = sum_of_where_parts_part[0];
       #pragma unroll
       for (int step = 4; step >= 1; step /= 2) {
-        group_sum_of_where_2 += partner(group_sum_of_where_2, step);
+        sum_of_where_parts += partner(sum_of_where_parts, step);
       }
       const bool max_of_matmul_is_minus_inf = max_of_matmul == (-INFINITY);
       const float where = max_of_matmul_is_minus_inf ? 0.0f : max_of_matmul;
       where_of[0] = where;
       if (threadIdx.x % 8 == 0 && row < rows) {
         *(top_parts_ptr + row * top_parts_stride + col0 / tile_cols) = max_of_matmul;
-        *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + col0 / tile_cols) = group_sum_of_where_2;
+        *(sum_of_where_parts_ptr + row * sum_of_where_parts_stride + col0 / tile_cols) = sum_of_where_parts;
       }
       float sum_of_exps_part[1];
       sum_of_exps_part[0] = 0.0f;
