@@ -324,7 +324,7 @@ class Describing:
         result = self.results.get(node.operator)
         whose = f"{own}_of_{self.names[result]}" if own and result and result is not node else ""
         first = next((self.names[n].rstrip("_") for n in descent(node) if n.op.kind is Kind.INPUT and n.shape), "")
-        made = f"{short}_from_{first}" if first and not short.endswith(f"_{first}") else ""
+        made = f"{short.rstrip('_')}_from_{first}" if first and not short.endswith(f"_{first}") else ""
         return [name for name in (whose, plain, full, self.outputs.get(node, ""), own, short, made) if name]
 
     def described(self, node: Node) -> str:

@@ -154,7 +154,7 @@ def test_every_kind_of_tile(group: int, rows: int, fits: Fits) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (r"k_at / 64 \+ q", "(k_at / 64 + q ^ 1)"),  # the scale of the neighbouring group
+        (r"k_at / scaled_k \+ q", "(k_at / scaled_k + q ^ 1)"),  # the scale of the neighbouring group
         (r"\[col \* s__?ld", "[(col ^ 1) * s__ld"),  # of the neighbouring column
         (r"0x5410\);", "0x1054);"),  # the left factor's pairs the other way round
         (r"words\[i / 2\] >> i % 2 \* 8", "words[i / 2] >> (1 - i % 2) * 8"),  # the codes of a pair swapped

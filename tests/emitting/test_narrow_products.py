@@ -329,7 +329,7 @@ def test_blocks_are_scaled_by_their_own_scales(spec: Chain, gpu: Target, sizes: 
 
 WRONG_SCALES = {
     "the block's neighbour along K": (r"(\w+_ptr\[row \* \w+_stride \+ )step\]", r"\1(step + 1) % steps]"),
-    "the block's neighbour along N": (r"at\.col0 / 128", "(at.col0 / 128 + 1) % 2"),
+    "the block's neighbour along N": (r"at\.col0 / scaled_cols", "(at.col0 / scaled_cols + 1) % 2"),
     "another row's": (r"_ptr\[row \*", "_ptr[(row ^ 1) *"),
     "none": (r" \* scale\[0\]\[\w\]\[j / 2 % 2\]", ""),
 }

@@ -824,7 +824,7 @@ BROKEN_FRAGMENTS = [  # at K = 72, whose last slice is mostly zeros, or of more 
     (72, "unsigned& word = to[k][quarter]", "unsigned& word = prepared[0][k][quarter]"),
     (72, "^ lane % 8) * 16", ") * 16"),
     (72, "sum_of_square_all[r8], 2);", "sum_of_square_all[r8], 1);"),
-    (72, "k_at < 72 ? exp_2_times_gain : 0.0f", "gain == 0.0f ? 1.0f / gain : exp_2_times_gain"),
+    (72, "k_at < 72 ? exp_from_x_times_gain : 0.0f", "gain == 0.0f ? 1.0f / gain : exp_from_x_times_gain"),
     (72, "if (k_at < 72) ", ""),
     (72, "sum_of_square_part[quarter % 2]", "sum_of_square_part[quarter / 2]"),
     (72, "lane % 4 * 8 + lane / 4", "lane"),

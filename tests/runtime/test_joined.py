@@ -220,7 +220,7 @@ def caught(program: Program, change: Any) -> bool:
     ("block < blocks_a", "block <= blocks_a"),  # a block of the second step's is the first one's
     ("block < blocks_a", "block + 1 < blocks_a"),
     ("block -= static_cast<unsigned>(blocks_a);", "block -= static_cast<unsigned>(blocks_a) - 1;"),
-    ("b_cos_ptr, b_sin_ptr", "b_sin_ptr, b_cos_ptr"),
+    ("b_cosine_ptr, b_sine_ptr", "b_sine_ptr, b_cosine_ptr"),
 ])  # fmt: skip
 def test_blocks_of_the_wrong_step_are_caught(found: str, wrong: str) -> None:
     def changed(source: Any) -> Any:

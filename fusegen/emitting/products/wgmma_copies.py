@@ -136,7 +136,7 @@ class CopySpeller(ProductWords):
         """Was this slice of the right factors asked for before any other kernel's results were waited for?"""
         tests = [f"tile == {self.first_tile}"] if self.tile.split_k == 1 else []
         tests += [f"step < {self.plan.slices_ahead}"] if self.plan.steps > 1 else []
-        return " && ".join(tests) or "true"
+        return all_of(*tests) or "true"
 
     @property
     def col0(self) -> str:

@@ -13,10 +13,11 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
     tile, also = plan.tile, set(used)
     left = "tile_rows" if tile.held_rows == tile.rows else str(tile.held_rows)
     right = f"{len(plan.output_groups[0].rights)} * tile_cols" if len(plan.output_groups[0].rights) > 1 else "tile_cols"
+    placed = plan.steps > 1 or plan.slices_ahead or (plan.prologue and plan.prologue.vectors)
+    tile_k = f"tile_k = {plan.line}, " if placed else ""  # a single slice begins at 0
     lines = [
         "// a tile, the slices of the depth that are summed one after another, and how many shared memory holds",
-        f"constexpr int tile_rows = {tile.rows}, tile_cols = {plan.width}, tile_k = {plan.line}, "
-        f"stages = {tile.stages};",
+        f"constexpr int tile_rows = {tile.rows}, tile_cols = {plan.width}, {tile_k}stages = {tile.stages};",
         f"constexpr int steps = {plan.steps};",
         *(cluster(tile.cluster) if tile.cluster > 1 else []),
         *grid(plan),

@@ -61,8 +61,8 @@ def part_name(whole: str, view: View, sizes: Mapping[str, int]) -> str:
 
 def place_in_words(view: View, sizes: Mapping[str, int]) -> str:
     """Where a part lies along the one axis that it is a part of: `low` and `high` are halves, of that axis or of each
-    of the equal stretches that it is seen as; `offset_96` begins there; `odd` is every second element. Empty for
-    others, such as the even ones, in whose vectors both may lie."""
+    of the equal stretches that it is seen as; `even` and `odd` every second element; `offset_96` begins there. Empty
+    for others."""
     found = ""
     for base, offset, steps in zip(view.base, view.offset, view.steps, strict=True):
         whole, start = math.prod(size_of(size, sizes) for size in base), size_of(offset, sizes)
@@ -79,7 +79,7 @@ def place_in_words(view: View, sizes: Mapping[str, int]) -> str:
         if step == 1:
             part = {0: "low", count: "high"}.get(start, "") if halves else "" if outer else f"offset_{start}"
         else:
-            part = "odd" if halves and (start, step) == (1, 2) else ""
+            part = {0: "even", 1: "odd"}.get(start, "") if halves and step == 2 else ""
         if found or not part:
             return ""
         found = part

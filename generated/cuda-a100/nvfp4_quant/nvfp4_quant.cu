@@ -7,16 +7,16 @@
 //         return values, scale
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
-// views    x_part is x as [M, N // 16, 8]; x_odd is x as [M, N // 16, 8]
-// tile     1 thread a row, 128 rows a block, 2 x 4 elements a thread; x_part, x_odd in registers, as
+// views    x_even is x as [M, N // 16, 8]; x_odd is x as [M, N // 16, 8]
+// tile     1 thread a row, 128 rows a block, 2 x 4 elements a thread; x_even, x_odd in registers, as
 //          read
 // traffic  172.0 MB moved, 172.0 MB ideal, 843.1 MB unfused in 2 launches
 // floor    84.3 us at 2.039 TB/s; instruction-bound at 3.07 flop/B
 // rounding scale to f8e4m3 by an explicit cast; scale to f8e4m3 when stored; out0 to u8 when stored;
 //          f32 between
-// needs    rows of 8 elements, next to each other; x_part, x_odd: address and strides in multiples of
-//          16 B; out0: address and strides in multiples of 4 B; x_part, x_odd: by turns the elements of
-//          one array, in the vectors of x_part
+// needs    rows of 8 elements, next to each other; x_even, x_odd: address and strides in multiples of
+//          16 B; out0: address and strides in multiples of 4 B; x_even, x_odd: by turns the elements of
+//          one array, in the vectors of x_even
 
 #include <cuda_bf16.h>
 
@@ -123,15 +123,15 @@ __device__ __forceinline__ float row_max(float v) {
 
 extern "C" __global__ void __launch_bounds__(128)
 nvfp4_quant(
-    const __nv_bfloat16* __restrict__ x_part_ptr,
+    const __nv_bfloat16* __restrict__ x_even_ptr,
     const __nv_bfloat16* __restrict__ x_odd_ptr,
     const float* __restrict__ whole_ptr,
     unsigned char* __restrict__ scale_ptr,
     unsigned char* __restrict__ out0_ptr,
     long long M_size,
     long long N_over_16_size,
-    long long x_part_stride_M,
-    long long x_part_stride_N_over_16,
+    long long x_even_stride_M,
+    long long x_even_stride_N_over_16,
     long long scale_stride_M,
     long long scale_stride_N_over_16,
     long long out0_stride_M,
@@ -144,28 +144,28 @@ nvfp4_quant(
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const unsigned M_at = static_cast<unsigned>(row) / static_cast<unsigned>(N_over_16_size);
   const unsigned N_over_16_at = static_cast<unsigned>(row) % static_cast<unsigned>(N_over_16_size);
-  const __nv_bfloat16* const x_part_row = x_part_ptr + M_at * x_part_stride_M + N_over_16_at * x_part_stride_N_over_16;
+  const __nv_bfloat16* const x_even_row = x_even_ptr + M_at * x_even_stride_M + N_over_16_at * x_even_stride_N_over_16;
   unsigned char* const scale_row = scale_ptr + unknown(M_at * scale_stride_M + N_over_16_at * scale_stride_N_over_16);
   unsigned char* const out0_row = out0_ptr + unknown(M_at * out0_stride_M + N_over_16_at * out0_stride_N_over_16);
   const float whole = *whole_ptr;
   const float up = 1.0f / whole;
   const float mul = up * 0.16666667f;
-  Vec<__nv_bfloat16, 8> x_part_vec[2];
+  Vec<__nv_bfloat16, 8> x_even_vec[2];
 
-  // pass 1 of 2: read x_part, x_odd; keep x_part, x_odd; max_of_magnitude = max(magnitude)
+  // pass 1 of 2: read x_even, x_odd; keep x_even, x_odd; max_of_magnitude = max(magnitude)
   float max_of_magnitude_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     const int col = v * 4;
-    x_part_vec[v] = load<8>(x_part_row + col * 2);
+    x_even_vec[v] = load<8>(x_even_row + col * 2);
   }
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float x_part = __bfloat162float(x_part_vec[v].at[2 * j]);
-      const float x_odd = __bfloat162float(x_part_vec[v].at[2 * j + 1]);
-      const float abs_ = fabsf(x_part);
+      const float x_even = __bfloat162float(x_even_vec[v].at[2 * j]);
+      const float x_odd = __bfloat162float(x_even_vec[v].at[2 * j + 1]);
+      const float abs_ = fabsf(x_even);
       const float abs_of_factor = fabsf(x_odd);
       const float magnitude = larger(abs_, abs_of_factor);
       max_of_magnitude_part = larger(max_of_magnitude_part, magnitude);
@@ -182,18 +182,18 @@ nvfp4_quant(
 
   // pass 2 of 2: write out0
   #pragma unroll
-  for (int v = 0; v < 2; ++v) leave_packed(x_part_vec[v]);
+  for (int v = 0; v < 2; ++v) leave_packed(x_even_vec[v]);
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     const int col = v * 4;
     Vec<unsigned char, 4> out0_vec;
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float x_part = __bfloat162float(x_part_vec[v].at[2 * j]);
-      const float x_odd = __bfloat162float(x_part_vec[v].at[2 * j + 1]);
-      const float x_part_times_factor = x_part * factor;
+      const float x_even = __bfloat162float(x_even_vec[v].at[2 * j]);
+      const float x_odd = __bfloat162float(x_even_vec[v].at[2 * j + 1]);
+      const float x_even_times_factor = x_even * factor;
       const float x_odd_times_factor = x_odd * factor;
-      const int code_of_f4e2m1 = to_f4e2m1(x_part_times_factor);
+      const int code_of_f4e2m1 = to_f4e2m1(x_even_times_factor);
       const int bit_and = code_of_f4e2m1 & 15;
       const int code_of_f4e2m1_from_x_odd = to_f4e2m1(x_odd_times_factor);
       const int bit_and_from_x_odd = code_of_f4e2m1_from_x_odd & 15;

@@ -63,11 +63,11 @@ def qk_norm_rope(q, k, q_gain, k_gain, cosine, sine):
     quotient_from_k_plus_quotient_2 = quotient_from_k + quotient_2
     quotient_3 = quotient_from_k_plus_quotient_2 / 2.0
     quotient_3_plus_eps = quotient_3 + 1e-06
-    rsqrt__from_k = 1 / np.sqrt(quotient_3_plus_eps)
-    view_of_k_times_rsqrt__from_k = view_of_k * rsqrt__from_k
-    mul_from_k = view_of_k_times_rsqrt__from_k * view_of_k_gain
-    split_from_k_times_rsqrt__from_k = split_from_k * rsqrt__from_k
-    mul_2 = split_from_k_times_rsqrt__from_k * split_from_k_gain
+    rsqrt_from_k = 1 / np.sqrt(quotient_3_plus_eps)
+    view_of_k_times_rsqrt_from_k = view_of_k * rsqrt_from_k
+    mul_from_k = view_of_k_times_rsqrt_from_k * view_of_k_gain
+    split_from_k_times_rsqrt_from_k = split_from_k * rsqrt_from_k
+    mul_2 = split_from_k_times_rsqrt_from_k * split_from_k_gain
     mul_from_k_times_cosine = mul_from_k * cosine
     mul_2_times_sine = mul_2 * sine
     sub_from_k = mul_from_k_times_cosine - mul_2_times_sine

@@ -8,16 +8,16 @@
 //         return F.rearrange(rotated, "t h p two -> t h (p two)")
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
-// views    even is x[..., ::2]; odd is x[..., 1::2]; out_part is out[..., ::2]; out_odd is out[...,
+// views    even is x[..., ::2]; odd is x[..., 1::2]; out_even is out[..., ::2]; out_odd is out[...,
 //          1::2]
 // tile     tiles of rows and columns; a block of 128 threads on 8 rows, 4 elements a thread
 // traffic  276.8 MB moved, 276.8 MB ideal, 1493.2 MB unfused in 6 launches
 // floor    57.7 us at 4.8 TB/s; memory-bound at 0.73 flop/B
-// rounding out_part to bf16 when stored; out_odd to bf16 when stored; f32 between
-// needs    rows of 64 elements, next to each other; even, odd, cosine, sine, out_part, out_odd: address
+// rounding out_even to bf16 when stored; out_odd to bf16 when stored; f32 between
+// needs    rows of 64 elements, next to each other; even, odd, cosine, sine, out_even, out_odd: address
 //          and strides in multiples of 16 B; even, odd: by turns the elements of one array, in the
-//          vectors of even; out_part, out_odd: by turns the elements of one array, in the vectors of
-//          out_part
+//          vectors of even; out_even, out_odd: by turns the elements of one array, in the vectors of
+//          out_even
 
 #include <cuda_bf16.h>
 
@@ -52,7 +52,7 @@ rope_interleaved(
     const __nv_bfloat16* __restrict__ odd_ptr,
     const float* __restrict__ cosine_ptr,
     const float* __restrict__ sine_ptr,
-    __nv_bfloat16* __restrict__ out_part_ptr,
+    __nv_bfloat16* __restrict__ out_even_ptr,
     __nv_bfloat16* __restrict__ out_odd_ptr,
     long long T_size,
     long long H_size,
@@ -60,8 +60,8 @@ rope_interleaved(
     long long even_stride_H,
     long long cosine_stride_T,
     long long sine_stride_T,
-    long long out_part_stride_T,
-    long long out_part_stride_H)
+    long long out_even_stride_T,
+    long long out_even_stride_H)
 {
   constexpr int block_rows = 8;  // that a block takes
   constexpr int row_threads = 16;
@@ -75,15 +75,15 @@ rope_interleaved(
   const __nv_bfloat16* const even_row = even_ptr + T_at * even_stride_T + H_at * even_stride_H;
   const float* const cosine_row = cosine_ptr + T_at * cosine_stride_T;
   const float* const sine_row = sine_ptr + T_at * sine_stride_T;
-  __nv_bfloat16* const out_part_row = out_part_ptr + unknown(T_at * out_part_stride_T + H_at * out_part_stride_H);
+  __nv_bfloat16* const out_even_row = out_even_ptr + unknown(T_at * out_even_stride_T + H_at * out_even_stride_H);
   const int col = lane * 4;
 
-  // pass 1 of 1: read even, cosine, odd, sine; write out_part, out_odd
+  // pass 1 of 1: read even, cosine, odd, sine; write out_even, out_odd
   {
     const Vec<__nv_bfloat16, 8> even_vec = load<8>(even_row + col * 2);
     const Vec<float, 4> cosine_vec = load<4>(cosine_row + col);
     const Vec<float, 4> sine_vec = load<4>(sine_row + col);
-    Vec<__nv_bfloat16, 8> out_part_vec;
+    Vec<__nv_bfloat16, 8> out_even_vec;
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float even = __bfloat162float(even_vec.at[2 * j]);
@@ -96,9 +96,9 @@ rope_interleaved(
       const float odd_times_cosine = odd * cosine;
       const float even_times_sine = even * sine;
       const float add = odd_times_cosine + even_times_sine;
-      out_part_vec.at[2 * j] = __float2bfloat16_rn(sub);
-      out_part_vec.at[2 * j + 1] = __float2bfloat16_rn(add);
+      out_even_vec.at[2 * j] = __float2bfloat16_rn(sub);
+      out_even_vec.at[2 * j + 1] = __float2bfloat16_rn(add);
     }
-    if (live) store<8>(out_part_row + col * 2, out_part_vec);
+    if (live) store<8>(out_even_row + col * 2, out_even_vec);
   }
 }
