@@ -1,7 +1,7 @@
 """Llama 3 decoding with random weights, each layer one fusegen program: tokens a second, and logits beside torch's.
 
     python examples/llama.py --size tiny                   # on the CPU, in the emulator: a few seconds
-    python examples/llama.py --size 8b --batch 8 --on gpu  # on a GPU, 32 layers, beside torch eager and torch.compile
+    python examples/llama.py --size 8b --batch 8           # on a GPU, 32 layers, beside torch eager and torch.compile
 
 A step embeds a token of each sequence, goes through the layers of `specs/decoder_layer.py`, and chooses the likeliest
 next token. On a GPU it is captured once as a CUDA graph of torch's and replayed. `--prompt 512` reads so many tokens of
@@ -288,8 +288,11 @@ def main() -> None:
     asked.add_argument("--batch", type=int, default=2)
     asked.add_argument("--steps", type=int, default=6)
     asked.add_argument("--prompt", type=int, default=0, help="tokens of each sequence that are read first")
-    asked.add_argument("--on", choices=("gpu", "emulator"), default="emulator")
+    asked.add_argument("--on", choices=("gpu", "emulator"), help="without it the emulator for tiny, else a GPU")
     given = asked.parse_args()
+    given.on = given.on or ("emulator" if given.size == "tiny" else "gpu")
+    if given.on == "emulator" and given.size == "8b":
+        asked.error("the emulator would take hours for each token of 8b: use --on gpu, or --size tiny")
     size = SIZES[given.size]
     start = time.perf_counter()
     model = Model(size, given.batch, given.on)
