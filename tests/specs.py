@@ -14,14 +14,16 @@ from fusegen.targets import Target
 FOLDER = Path(__file__).resolve().parent.parent / "specs"
 SHIPPED = {chain.name: chain for chain in load_chains(FOLDER)}
 CUT = (
-    "decoder_layer", "decoder_layer_prefill", "fp8_norm_swiglu_quant", "groupnorm_silu", "layernorm_backward",
-    "linear_cross_entropy", "logits_argmax", "lora", "mlp", "o_proj_residual_rmsnorm", "rmsnorm_backward",
+    "decode_attention", "decoder_layer", "decoder_layer_prefill", "fp8_norm_swiglu_quant", "groupnorm_silu",
+    "layernorm_backward", "linear_cross_entropy", "logits_argmax", "lora", "mlp", "o_proj_residual_rmsnorm",
+    "rmsnorm_backward",
 )  # fmt: skip
 VIEWED = {name: chain for name, chain in SHIPPED.items() if chain.graph.viewed and name not in CUT}  # a kernel each
 PROGRAMS = {**{name: SHIPPED[name] for name in CUT}, **VIEWED}
 ALL = {name: chain for name, chain in SHIPPED.items() if name not in PROGRAMS}  # one kernel each
 # sizes at which a chain of many products is soon run, and small enough that errors leave something to be judged
 FEW = {
+    "decode_attention": {"B": 2, "G": 2, "R": 2, "T": 8200, "D": 16},
     "decoder_layer": {"B": 2, "D": 64, "H": 2, "G": 2, "E": 16, "T": 32, "U": 96},
     "decoder_layer_prefill": {"S": 40, "D": 64, "H": 2, "G": 2, "E": 16, "V": 64, "U": 96},
 }

@@ -184,6 +184,11 @@ class Graph:
         return frozenset(found)
 
     @cached_property
+    def deals(self) -> tuple[Node, ...]:
+        """What is reduced over columns that are dealt to parts."""
+        return tuple(n for n in self.nodes if n.op.kind is Kind.DEAL)
+
+    @cached_property
     def parts(self) -> tuple[Node, ...]:
         """What is reduced over every so-many-th row."""
         return tuple(n for n in self.nodes if n.op.kind is Kind.PART)
@@ -296,7 +301,7 @@ class Graph:
                 table[node] = max(least, table[node.inputs[1]], key=by_reach)
             elif node.over:  # as a vector along the row
                 table[node] = Extent.ELEMENT if node.shape[-1] == self.shape[-1] else Extent.ROW
-            elif node.op.kind is Kind.REDUCE or node.op.name in ("row_index", "row_low", "row_high"):
+            elif node.op.kind in (Kind.REDUCE, Kind.DEAL) or node.op.name in ("row_index", "row_low", "row_high"):
                 table[node] = Extent.ROW
             elif node.op.kind is Kind.SELECT:
                 table[node] = Extent.PICKED

@@ -26,6 +26,7 @@ class Kind(Enum):
     SCAN = "scan"  # each element becomes what it and those before it in the row make
     GROUP = "group"  # of each group of neighbours along the last axis one value
     SPREAD = "spread"  # each group's value at every place of the group
+    DEAL = "deal"  # of a row's columns, dealt to so many parts a tile at a time, one value for each part
     PART = "part"  # of all rows so many, each of every so-many-th row: sums and the like, one for each column
     SELECT = "select"  # the last axis becomes the k columns that were chosen of it
     TRANSPOSE = "transpose"  # the same memory with its last two axes swapped: a factor only
@@ -121,8 +122,9 @@ class Node:
     parts: tuple[View, ...] = ()  # of a join: where each argument lies in it
     text: str = ""  # of both, their meaning as numpy text, in which sizes stand by their names
     over: tuple[int, ...] = ()  # of a reduction over axes of rows: these, counted from the right; else the last
-    group: int = 0  # of a group reduction, and of a spread: values of a group
+    group: int = 0  # of a group reduction, and of a spread: values of a group; of a deal: columns of a tile
     count: int = 0  # of a reduction of every count-th row: so many parts, of which part p has rows p, p + count, ...
+    # of a deal: as many, of which part p has tiles p, p + count, ...
     promote: int | None = None  # of a product: how many of K are summed apart, and then added in f32; 0: all of them
     bare: bool = False  # of top_columns: a row of nothing but -inf stands for NaN, whose columns come in order
 

@@ -318,6 +318,13 @@ for _name in ("sum", "max", "min"):
 for _name in ("sum", "max", "min"):
     OPS[f"part_{_name}"] = Op(f"part_{_name}", Kind.PART, 1, "", OPS[_name].expr,
                               f"{_name} of each column, over every so-many-th row", init=OPS[_name].init)  # fmt: skip
+# ---- of columns that are dealt to so many parts, a tile at a time, on a leading axis of parts: planners make these of
+# attention, whose first kernel leaves as many parts. A node's own text says which columns a part has
+for _name in ("sum", "max"):
+    OPS[f"deal_{_name}"] = Op(f"deal_{_name}", Kind.DEAL, 1, "", OPS[_name].expr,
+                              f"{_name} of the columns that each part is dealt", init=OPS[_name].init)  # fmt: skip
+OPS["deal_back"] = Op("deal_back", Kind.SPREAD, 1, "", "", "each part's value at the columns that it is dealt", flops=0,
+                      slopes=("1",), ulps=0)  # fmt: skip
 OPS["spread"] = Op("spread", Kind.SPREAD, 1, "", "", "each group's value at all of its places", flops=0, takes="any",
                    slopes=("1",), ulps=0)  # fmt: skip
 
@@ -351,5 +358,14 @@ OPS["join"] = Op("join", Kind.JOIN, 2, "", "", "values side by side", flops=0, t
 _EXACT = "({0}.astype(np.float64) @ {1}.astype(np.float64)).astype(np.int64).astype(np.int32)"  # sums below 2^53 are
 OPS["matmul"] = Op("matmul", Kind.PRODUCT, 2, "{0} @ {1}", "", "matrix product, summed in f32; of whole numbers in i32",
                    symbol="@", forms={i32: (_EXACT, "")})  # fmt: skip
+OPS["deal_matmul"] = Op(
+    "deal_matmul",
+    Kind.PRODUCT,
+    2,
+    "",
+    "",
+    "matrix product over the columns of the left factor that each part is dealt",
+    takes="any",
+)
 OPS["matmul_tf32"] = Op("matmul_tf32", Kind.PRODUCT, 2, "{0} @ {1}", "",
                         "matrix product of f32 factors that may become the nearest tf32, summed in f32")  # fmt: skip

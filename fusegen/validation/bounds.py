@@ -21,8 +21,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,9 +28,9 @@ import numpy as np
 from fusegen.language.codes import in_kernel, unscaled
 from fusegen.language.graph import CASTS, OPS, Graph, Kind, Node, Op, plain
 from fusegen.language.ordering import MASKED, signs_of
-from fusegen.language.philox import flat_index, high_word, low_word, philox
+from fusegen.language.philox import flat_index, high_word, low_word
 from fusegen.language.reference import PLACES
-from fusegen.language.scans import SCANS, ScanWay, Sorted
+from fusegen.language.scans import SCANS, Sorted
 from fusegen.language.selection import bare
 from fusegen.language.sizes import measured
 from fusegen.language.types import F8, b8, f4e2m1, f32, i32, i64, size_of, u32
@@ -43,7 +41,6 @@ from fusegen.validation.accumulation import (
     How,
     Multiplication,
     PartSums,
-    accumulation_error,
     accumulations,
 )
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
@@ -51,29 +48,30 @@ from fusegen.validation.carried import (
     CarriedSum,
     Exponentials,
     carried_product,
-    carried_sum_error,
     exponentials,
 )
 from fusegen.validation.columns import chosen_columns, missing_places, taken
+from fusegen.validation.formulas import apply, formula
 from fusegen.validation.largest import in_order, largest_kept
 from fusegen.validation.products import block_product, factor_error, product_error, unless_too_large, whole_error
 from fusegen.validation.rearranged import joined, looked_up, unpacked, viewed
-from fusegen.validation.regrouped import columns_of_groups, rows_of_parts, spread_out
-from fusegen.validation.running import running_product_error, running_sum_error
+from fusegen.validation.reductions import of_deals, of_groups, of_parts, over_rows, reduction, scanned
+from fusegen.validation.regrouped import (
+    columns_dealt,
+    dealt_back,
+    rows_dealt,
+    spread_out,
+)
+from fusegen.validation.running import LARGEST_INTEGER
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PACKED_CASTS = ("round_f4e2m1", "to_i4", "to_u4")
-ROUNDED = {
-    d.numpy_name: d.numpy for d in (*CASTS.values(), f4e2m1)
-}  # types by the names that reference texts give them
 ULP = 2.0**-23  # of an f32, relative to it, at most
 FLUSHED = 2.0**-126  # below it f32 results may become 0
 # of a function: the fast quotient x / (1 + exp(-x)) is 0 once its divisor passes 2^126, where the true one is 2^-119.6
 FLOOR = 2.0**-119
-SECOND_ORDER = 1 + 2.0**-10  # of a sum: rounding errors of its terms' errors
 EXACT_INTEGERS = 2.0**24  # integers up to here are f32 values
-LARGEST_INTEGER = 2.0**31 - 1  # of an i32
 
 
 def analyse(plan: Plan, operands: Sequence[Any]) -> tuple[Bounded, ...]:
@@ -104,9 +102,14 @@ def analyse_nodes(
             continue
         how = hows.get(node)
         if isinstance(how, Multiplication):
-            table[node] = product(node, how, [held(table[a]) for a in node.inputs])
-            if how.carried is not None:
-                table[node] = carried_product(table[node], node, how.carried, table)
+            args = [held(table[a]) for a in node.inputs]
+            exps = table[how.carried.exps] if how.carried else None
+            if node.count:
+                args = [columns_dealt(node, args[0]), rows_dealt(node, args[1])]
+                exps = exps and columns_dealt(node, exps)
+            table[node] = product(node, how, args)
+            if how.carried is not None and exps is not None:
+                table[node] = carried_product(table[node], args, how.carried, exps)
             if in_kernel(node.inputs[1]):
                 table[node] = unless_too_large(table[node], *(table[n].value for n in unscaled(node)))
         elif graph.selection and of_columns(node, graph.selection):
@@ -173,7 +176,7 @@ def product(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded
     """A matrix product, of factors as they are multiplied."""
     if node.inputs[2:]:
         return block_product(args, how.summed, how.bits)
-    value = apply(node.op, [arg.value for arg in args])
+    value = apply(OPS["matmul"] if node.count else node.op, [arg.value for arg in args])
     (a, b), errors = (arg.value for arg in args), [np.broadcast_to(arg.error, arg.value.shape) for arg in args]
     if node.dtype is i32:
         return bounded(value, whole_error(a, errors[0], b, errors[1]))
@@ -218,10 +221,13 @@ def step(
         return args[-1]
     if node.op.kind is Kind.GROUP:
         return of_groups(node, args[0], how if isinstance(how, Accumulation) else None)
+    if node.op.kind is Kind.DEAL:
+        return of_deals(node, args[0], how if isinstance(how, CarriedSum) else None)
     if node.op.kind is Kind.PART:
         return of_parts(node, args[0], how if isinstance(how, PartSums) else None)
     if node.op.kind is Kind.SPREAD:
-        return spread_out(node, args[0], size_of(node.shape[-1], sizes))
+        spread = dealt_back if node.count else spread_out
+        return spread(node, args[0], size_of(node.shape[-1], sizes))
     if node.over:
         return over_rows(node, args[0], how if isinstance(how, ColumnSums) else None)
     if node.op.kind is Kind.REDUCE:
@@ -239,29 +245,6 @@ def step(
     if node.op.name == "sqrt" and signs_of(node.inputs[0])[node.inputs[0]]:
         return bounded(*rising(node.op, args[0], 0.0))
     return smooth(node, args)
-
-
-# ---------------------------------------------------------------- helpers
-
-
-def erf(x: Any) -> Array:
-    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x))
-
-
-@cache
-def formula(text: str, arity: int) -> Callable[..., Array]:
-    """An op's numpy text as a function of its arguments and, by name, its result."""
-    names = [f"a{i}" for i in range(arity)]
-    body = text.format(*names, out="out")
-    function = eval(f"lambda {''.join(n + ', ' for n in names)}out=None: {body}",
-                    {"np": np, "erf": erf, "philox": philox, **ROUNDED})  # fmt: skip
-    return lambda *args, **named: np.asarray(function(*args, **named))
-
-
-def apply(op: Op, values: Sequence[Array]) -> Array:
-    kind = {"i": i32, "u": u32, "b": b8}.get(np.asarray(values[-1]).dtype.kind, f32) if values else f32
-    ref, _ = op.forms.get(kind, (op.ref, op.expr))
-    return formula(ref, op.arity)(*values)
 
 
 # ---------------------------------------------------------------- rules
@@ -488,7 +471,7 @@ def nonzero(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
 
 SHOWING = (Kind.TRANSPOSE, Kind.VIEW, Kind.JOIN, Kind.SPREAD, Kind.GATHER, Kind.SCATTER)
 PASSING = frozenset(
-    ("neg", "abs", "relu", "maximum", "minimum", "max", "min", "group_max", "group_min", "where", *CASTS)
+    ("neg", "abs", "relu", "maximum", "minimum", "max", "min", "group_max", "group_min", "deal_max", "where", *CASTS)
 )
 """Ops that compute nothing: a number beyond f32's range and the infinity in its place give results alike."""
 
@@ -513,87 +496,3 @@ RULES: Mapping[str, Rule] = {
     "to_b8": nonzero,
 }
 """Ops whose result does not follow its arguments smoothly. Every other op goes by its slopes."""
-
-
-def over_rows(node: Node, arg: Bounded, how: ColumnSums | None) -> Bounded:
-    """A reduction over axes of rows: over the last axis of the same numbers with those axes there, as one."""
-    shape = tuple(1 if place in node.over else size for place, size in enumerate(arg.value.shape, -arg.value.ndim))
-    rows = math.prod(arg.value.shape[axis] for axis in node.over)
-    if not rows:
-        return exact(formula(node.ref, 1)(arg.value))
-
-    def moved(array: Array) -> Array:
-        array = np.moveaxis(np.broadcast_to(array, arg.value.shape), node.over, range(-len(node.over), 0))
-        return array.reshape(*array.shape[: array.ndim - len(node.over)], rows)
-
-    own = Bounded(moved(arg.value), moved(arg.error))
-    summed = None if how is None else how.of(rows)
-    found = reduction(replace(node, over=()), own, summed, {node.inputs[0]: own})
-    return Bounded(found.value.reshape(shape), np.broadcast_to(found.error, found.value.shape).reshape(shape))
-
-
-def scanned(node: Node, arg: Bounded, how: Accumulation | None) -> Bounded:
-    """A running sum or product: each element's error is that of the elements up to it."""
-    value, way, whole = apply(node.op, [arg.value]), SCANS[node.op.name], node.dtype is i32
-    assert isinstance(way, ScanWay)
-    if whole and arg.exact:
-        return exact(value)
-    if how is None:
-        return bounded(value, np.inf)
-    x, errors = arg.value, np.broadcast_to(arg.error, arg.value.shape)
-    if way.reverse:
-        x, errors = x[..., ::-1], errors[..., ::-1]
-    sums = running_sum_error(x, errors, whole, how.depth) if way.kind == "sum" else None
-    error = running_product_error(x, errors, whole) if sums is None else sums
-    if way.exclusive:
-        error = np.concatenate([np.zeros_like(error[..., :1]), error[..., :-1]], -1)
-    return bounded(value, error[..., ::-1] if way.reverse else error)
-
-
-def of_groups(node: Node, arg: Bounded, how: Accumulation | None) -> Bounded:
-    """A reduction of groups of a row: over the last axis, where a group is a row of its own."""
-    own = columns_of_groups(node, arg)
-    whole = replace(node, op=OPS[node.op.name.removeprefix("group_")], group=0, text="")
-    found = reduction(whole, own, how, {node.inputs[0]: own})
-    return Bounded(found.value[..., 0], np.broadcast_to(found.error, found.value.shape)[..., 0])
-
-
-def of_parts(node: Node, arg: Bounded, how: PartSums | None) -> Bounded:
-    """A reduction over every so-many-th row: over the last axis of the same numbers, where those rows are one."""
-    own = rows_of_parts(node, arg)
-    one = replace(node, op=OPS[node.op.name.removeprefix("part_")], count=0, text="")
-    found = reduction(one, own, None if how is None else how.of(own.value.shape[-1]), {node.inputs[0]: own})
-    shape = (*(1,) * (len(node.shape) - 2), node.count, own.value.shape[1])
-    return Bounded(found.value.reshape(shape), np.broadcast_to(found.error, found.value.shape).reshape(shape))
-
-
-def reduction(
-    node: Node, arg: Bounded, how: Accumulation | CarriedSum | None, table: Mapping[Node, Bounded]
-) -> Bounded:
-    value = apply(node.op, [arg.value])
-    if node.dtype is i32 and arg.exact:
-        return exact(value)
-    if node.op.name in ("max", "min"):
-        low, high = apply(node.op, [arg.low]), apply(node.op, [arg.high])
-        return bounded(value, np.maximum(gap(low, value), gap(high, value)))
-    errors = np.broadcast_to(arg.error, arg.value.shape)
-    if node.op.name == "prod":
-        error = running_product_error(arg.value, errors, whole=node.dtype is i32)[..., -1:]
-        return bounded(value, error if how is not None or node.dtype is i32 else np.inf)
-    if node.dtype is i32:
-        error = errors.sum(-1, keepdims=True)
-        wraps = np.abs(arg.value.sum(-1, keepdims=True, dtype=np.float64)) + error > LARGEST_INTEGER
-        return bounded(value, np.where((error > 0) & wraps, np.inf, error))
-    finite = np.isfinite(arg.value)
-    size = np.where(finite, np.abs(arg.value) + errors, 0.0).sum(-1, keepdims=True)
-    if how is None:  # a result that the kernel has no use for
-        return bounded(value, np.inf)
-    if isinstance(how, CarriedSum):
-        own = carried_sum_error(arg.value, how)
-    else:
-        own = accumulation_error(node, how, {n: b.value for n, b in table.items()})
-    error = (errors.sum(-1, keepdims=True) + own) * SECOND_ORDER
-    # a partial sum may overflow before it cancels; an infinite or NaN element decides the row if nothing else can
-    error = np.where(size + error > f32.largest, np.inf, error)
-    unknown = np.isinf(np.where(finite, 0.0, errors)).any(-1, keepdims=True) | ~(size <= f32.largest)
-    return bounded(value, np.where(np.isfinite(value), error, np.where(unknown, np.inf, 0.0)))

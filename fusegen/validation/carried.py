@@ -22,7 +22,7 @@ nothing is known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,9 +76,10 @@ def carried(plan: AttentionPlan) -> tuple[Mapping[Node, Exponentials | CarriedSu
 def carried_sums(plan: ScoresPlan, found: Scored) -> Mapping[Node, Exponentials | CarriedSum]:
     """How `plan` makes its exponentials and their sum."""
     lanes = 2 ** len(plan.atom.fragment.lanes_of_row)
-    hows: dict[Node, Exponentials | CarriedSum] = {
-        found.exps: Exponentials(found.top, found.pivot, found.plain_pivot, plan.base_2)
-    }
+    top, pivot = found.top, found.pivot
+    if plan.parts:  # of each part, and at the columns that it is dealt the largest logit, or 0 where that is -inf
+        top = pivot = found.exps.inputs[0].inputs[1]
+    hows: dict[Node, Exponentials | CarriedSum] = {found.exps: Exponentials(top, pivot, found.plain_pivot, plan.base_2)}
     if found.total is not None:  # lanes may carry pivots of their own: one tile more, where they are brought together
         tiles = plan.tiles + 1
         hows[found.total] = CarriedSum(plan.tile.keys // lanes * plan.tiles, lanes.bit_length() - 1, tiles)
@@ -107,10 +108,11 @@ def carried_sum_error(x: Array, how: CarriedSum) -> Array:
     return np.asarray(HALF_ULP * (added * size.sum(-1, keepdims=True) + 2.35 * logs.sum(-1, keepdims=True)))
 
 
-def carried_product(found: Bounded, node: Node, how: CarriedProduct, table: Mapping[Node, Bounded]) -> Bounded:
-    """The bound on a product, of that on any other: more by what shrinks, and by weights that are 0."""
-    weights, values = (table[a].value for a in node.inputs)
-    exps = table[how.exps].value
+def carried_product(found: Bounded, args: Sequence[Bounded], how: CarriedProduct, of: Bounded) -> Bounded:
+    """The bound on a product, of that on any other: more by what shrinks, and by weights that are 0. `of`: the
+    exponentials that the weights are made of."""
+    weights, values = (arg.value for arg in args)
+    exps = of.value
     size, whole = (np.where(np.isfinite(a), np.abs(a), 0.0) for a in (weights, values))
     logs = np.abs(np.log(np.where(np.isfinite(exps) & (exps > 0), exps, 1.0)))
     error = HALF_ULP * ((8 * (how.tiles + 1) * size + 2.35 * size * logs) @ whole)

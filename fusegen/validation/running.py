@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 HALF_ULP = 2.0**-24
 SECOND_ORDER = 1 + 2.0**-10
 FLUSHED = 2.0**-126  # below it f32 results may become 0
-LARGEST_INTEGER = 2.0**31 - 1
+LARGEST_INTEGER = 2.0**31 - 1  # of an i32
 
 
 def up_to(x: Array) -> Array:

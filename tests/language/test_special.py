@@ -28,8 +28,9 @@ from fusegen.runtime import Kernel
 from fusegen.runtime.finding import present, target_of
 from fusegen.targets import H200, MI300X, Target
 from fusegen.validation import analyse
-from fusegen.validation.bounds import FLOOR, ULP, formula
+from fusegen.validation.bounds import FLOOR, ULP
 from fusegen.validation.compare import compare, figures
+from fusegen.validation.formulas import formula
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
 

@@ -21,8 +21,9 @@ from fusegen.planner import plan
 from fusegen.planner.model import Plan
 from fusegen.targets import H200
 from fusegen.validation.bounded import Bounded, bounded, gap
-from fusegen.validation.bounds import RULES, analyse, apply, formula, settle, steepest
+from fusegen.validation.bounds import RULES, analyse, settle, steepest
 from fusegen.validation.compare import compare, figures, stored
+from fusegen.validation.formulas import apply, formula
 
 M, N = dims("M N")
 SMOOTH = [op for op in PRIMITIVES if op.kind is Kind.MAP and op.name not in RULES and op.takes != "int"]

@@ -24,9 +24,10 @@ from fusegen.language.types import size_of
 from fusegen.planner.rewrites import simplify
 from fusegen.validation.accumulation import Accumulation
 from fusegen.validation.bounded import Bounded, exact
-from fusegen.validation.bounds import formula, leaf
+from fusegen.validation.bounds import leaf
 from fusegen.validation.columns import compare_columns
 from fusegen.validation.compare import figures, stored
+from fusegen.validation.formulas import formula
 from fusegen.validation.judging import judge
 from fusegen.validation.patterns import PATTERNS, Room, patterns_for
 from fusegen.validation.report import Case, Report

@@ -92,6 +92,7 @@ class AttentionSpeller(ScoresSpeller):
         return [
             "// queries of a block, keys of a tile, and all keys",
             f"constexpr int tile_rows = {t.rows}, tile_keys = {t.keys}, keys = {plan.keys}, threads = {plan.threads};",
+            *self.dealing(),
             "// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once",
             "// of 8 lines lies in different banks",
             f"constexpr int {', '.join(f'{m.name}_pitch = {m.pitch}' for m in (plan.query, plan.key, plan.value))};",
@@ -143,6 +144,7 @@ class AttentionSpeller(ScoresSpeller):
             "place": self.place(),
             "ends": ends,
             "key_range": key_range,
+            "stride": self.stride,
             "met": len(self.named_ends(plan.ends)) if plan.meets else 0,
             "query": query,
             "key": key,

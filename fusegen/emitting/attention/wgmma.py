@@ -121,6 +121,7 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
         return [
             "// queries of a block, keys of a tile, and all keys",
             f"constexpr int tile_rows = {t.rows}, tile_keys = {t.keys}, keys = {plan.keys}, stages = {t.stages};",
+            *self.dealing(),
             f"constexpr int warpgroup = 128, consumers = {plan.consumers};  // threads, and warpgroups",
             "// bytes of a line of shared memory, of 64 columns of a tile's lines, and of all of them",
             f"constexpr int line_bytes = {LINE_BYTES};",
@@ -170,6 +171,7 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "place": self.place(),
             "ends": ends,
             "key_range": key_range,
+            "stride": self.stride,
             "met": len(self.named_ends(plan.ends)) if plan.meets else 0,
             "copies": copies,
             "box_functions": box_functions(self.moved),

@@ -243,16 +243,42 @@ class ScoresWords(Dialect):
                 self.functions.add(how[name])
         if named:
             self.functions.add("within_keys")
-        lines.append(
-            f"const int first_key = {found['first']} / tile_keys * tile_keys;" if "first" in found
-            else "constexpr int first_key = 0;"
-        )  # fmt: skip
+        if plan.parts:
+            part = f"static_cast<int>({plan.row_dims[0].index})"
+            lines.append(
+                "// tiles are dealt to parts by turns: the first one is the part's own, or the next of its turns"
+            )
+            if "first" in found:
+                lines.append(f"const int first_tile = {found['first']} / tile_keys;")
+                turns = f"({part} - first_tile % parts + parts) % parts"
+                lines.append(f"const int first_key = (first_tile + {turns}) * tile_keys;")
+            else:
+                lines.append(f"const int first_key = {part} * tile_keys;")
+        else:
+            lines.append(
+                f"const int first_key = {found['first']} / tile_keys * tile_keys;" if "first" in found
+                else "constexpr int first_key = 0;"
+            )  # fmt: skip
         lines.append(f"const int end_key = {found['end']};" if "end" in found else "constexpr int end_key = keys;")
         if "free_first" in found:
             lines.append(f"const int free_first = {found['free_first']};")
         if "free_end" in found:
             lines.append(f"const int free_end = {found['free_end']};")
         return lines
+
+    @property
+    def stride(self) -> str:
+        """Keys from one of a block's tiles to its next."""
+        return "next_tile" if self.plan.parts else "tile_keys"
+
+    def dealing(self) -> list[str]:
+        """How far a block's tiles lie apart, where others have those between them."""
+        if not self.plan.parts:
+            return []
+        return [
+            "// blocks that share a row's keys, and from one tile of a block to its next",
+            f"constexpr int parts = {self.plan.parts}, next_tile = parts * tile_keys;",
+        ]
 
     def is_free(self) -> str:
         """The test whether a tile's elements need none."""

@@ -29,6 +29,9 @@ MFMA_SHARE = 0.3  # predicted, not measured
 EXPONENTIALS = 16  # of an SM in a cycle (CUDA C++ Programming Guide, throughput of native arithmetic)
 ROW_VALUE_REGISTERS = 4  # of two rows, and of what is made of them on the way
 TILE_US = 0.15  # of a block before its first product and behind its last, for every 16 rows
+COPIED_SHARE = 0.92  # of what memory gives, by cp.async: 64 heads of 32k keys took 388 us, by tensor copies 369 (H100)
+APART = 0.1  # of a block's time, which others wait for
+FIRST_US = 2.5  # of a block whose keys come from memory, before its first product and behind its last
 OVERLAP_EXPONENT = 4.0
 USUAL_REGISTERS = 52  # addresses, loop counters, what the compiler holds ahead: 128 x 128 x 128 takes 242 to 250
 
@@ -55,7 +58,7 @@ def estimate(
     resident = max(1, resident_blocks(target, threads, registers, room))
     blocks = -(-max(1, graph.rows) // tile.rows)
     keys, depth, width = (size_of(size, graph.sizes) for size in (found.keys, found.depth, found.width))
-    padded = -(-keys // tile.keys) * tile.keys
+    padded = tiles_of(found, keys, tile) * tile.keys
     scores = blocks * tile.rows * padded * share
     reached = MFMA_SHARE if target.vendor == "hip" else BEHIND_WGMMA_SHARE if target.wgmma else MMA_SYNC_SHARE
     few = min(1.0, blocks / target.sms) * min(1.0, resident * tile.warps / 8) ** 0.5
@@ -63,14 +66,53 @@ def estimate(
     products = 2.0 * scores * (depth + width) / rate
     cycles = target.fp32_tflops * 1e6 / (2 * target.f32_lanes)  # of all SMs in a us
     softmax = scores * (1 / EXPONENTIALS + 4 / target.f32_lanes) / cycles / max(few, 1e-9)
-    waves = -(-blocks // (target.sms * resident))
+    slots = target.sms * resident
+    if size_of(graph.shape[-2], graph.sizes) <= tile.rows:
+        one = (tile.warps / 8) ** 0.5 * reached * burden(tile) * target.product_tflops(found.dtype) * 1e6 / target.sms
+        alone = 2.0 * tile.rows * tile.keys * (depth + width) / one
+        streamed = streamed_us(
+            graph, found, tile, slots, padded / tile.keys * share, alone, COPIED_SHARE * memory_rate(target)
+        )
+        return cost_of(found, moved, target, LAUNCH_US / 2 + FIRST_US + streamed, room, registers, resident)
+    waves = -(-blocks // slots)
     ends = waves * TILE_US * tile.rows / 16
     time = LAUNCH_US / 2 + ends + overlapped((memory_us(moved, target), products, softmax), OVERLAP_EXPONENT)
     return cost_of(found, moved, target, time, room, registers, resident)
 
 
+def tiles_of(found: Recognized, keys: int, tile: AttentionTile) -> int:
+    """Tiles of keys that a block goes over."""
+    return -(-keys // (tile.keys * max(1, found.parts)))
+
+
+def streamed_us(
+    graph: Graph, found: Recognized, tile: AttentionTile, slots: int, tiles: float, alone_us: float, rate: float
+) -> float:
+    """The time of blocks of which each has keys of its own, `slots` of them at once, each `tiles` of keys: of those
+    that run together each takes as long as one alone, or its share of `rate`, what memory gives in a us. So a last
+    round of few blocks may take as long as a whole one; and blocks of one round don't end together.
+
+    On an H100, 128k keys of 8 heads of 128 took 231 us by 136 blocks, four more than there are SMs, and 195 by 256; 32k
+    keys of 64 heads 406 us by 64 blocks, 387 by 192 and 369 by 512."""
+    blocks = max(1, math.prod(size_of(size, graph.sizes) for size in graph.shape[:-2]))
+    depth, width = (size_of(size, graph.sizes) for size in (found.depth, found.width))
+    size = found.dtype.bytes * tile.keys * (depth + width)
+    more = tile.rows * depth / (tile.keys * (depth + width))  # queries come as a part of a tile does
+
+    def together(count: int) -> float:
+        return (tiles + more) * max(alone_us, count * size / rate) if count else 0.0
+
+    whole, rest = divmod(blocks, slots)
+    return whole * together(slots) + together(rest) + APART * together(min(blocks, slots))
+
+
 def memory_us(moved: Traffic, target: Target) -> float:
-    return moved.ideal / (target.dram_gbs * COPY_SHARE * 1e3)
+    return moved.ideal / memory_rate(target)
+
+
+def memory_rate(target: Target) -> float:
+    """Bytes in a us, as a plain copy reaches it."""
+    return target.dram_gbs * COPY_SHARE * 1e3
 
 
 def cost_of(

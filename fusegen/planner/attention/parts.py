@@ -148,6 +148,7 @@ class ScoresPlan(Plan):
     free: ElementBody
     base_2: bool  # exponentials are powers of 2 of the logits as they are
     ends: Ends
+    parts: int = 0  # blocks, by the first of `row_dims`, to which tiles of keys are dealt; 0: each has all of them
 
     @property
     def lowered(self) -> Graph:
@@ -203,8 +204,8 @@ class ScoresPlan(Plan):
 
     @property
     def tiles(self) -> int:
-        """Of keys."""
-        return -(-self.keys // self.tile.keys)
+        """Of keys that a block goes over, at most."""
+        return -(-self.keys // (self.tile.keys * max(1, self.parts)))
 
     @property
     def ragged(self) -> bool:

@@ -104,6 +104,16 @@ class Recognized(Scored):
     value: Tensor
 
     @property
+    def parts(self) -> int:
+        """To how many parts, the first axis of all results, the keys are dealt; 0 where each row has all."""
+        return self.product.count
+
+    @property
+    def dealt(self) -> int:
+        """Keys that are dealt at a time."""
+        return self.product.group
+
+    @property
     def width(self) -> Size:
         """D of the values."""
         return self.product.shape[-1]
@@ -124,9 +134,14 @@ def of_row(node: Node) -> bool:
     return not node.shape or node.shape[-1] == 1
 
 
+def kind_of(reduction: Node) -> str:
+    """`max` or `sum`, of whole rows or of what each part is dealt of them."""
+    return reduction.op.name.removeprefix("deal_")
+
+
 def is_attention(graph: Graph) -> bool:
     """Does a product take what another one gives, by way of a maximum along rows?"""
-    if len(graph.products) != 2 or not any(n.op.name == "max" for n in graph.reductions):
+    if len(graph.products) != 2 or not any(kind_of(n) == "max" for n in (*graph.reductions, *graph.deals)):
         return False
     first, second = graph.products
     return first in set(behind(second.inputs))
@@ -178,7 +193,7 @@ class Softmax:
 def softmax_of(graph: Graph, first: Node, second: Node | None = None) -> Softmax:
     """The one softmax of a product, and between two of them, if there is a second."""
     above = set(behind([*(second.inputs if second else ()), *(t.node for t in graph.outputs)]))
-    reductions = [n for n in graph.reductions if n in above]
+    reductions = [n for n in (*graph.reductions, *graph.deals) if n in above]
     for node in reductions:
         if node.over or first not in behind(node.inputs) or second in behind(node.inputs):
             kernel = "two products has one softmax between them" if second else "written weights has one softmax"
@@ -186,7 +201,7 @@ def softmax_of(graph: Graph, first: Node, second: Node | None = None) -> Softmax
                 f"{node.operator} at {node.where} reduces something else than the scores; the kernel of {kernel}, and "
                 "no other reduction"
             )
-    tops = [n for n in reductions if n.op.name == "max"]
+    tops = [n for n in reductions if kind_of(n) == "max"]
     if len(tops) != 1:
         raise Unsplittable(f"{len(tops)} maxima along the keys; attention subtracts one")
     (top,) = tops
@@ -198,20 +213,23 @@ def softmax_of(graph: Graph, first: Node, second: Node | None = None) -> Softmax
         )
     (exps,) = found
     sums = [n for n in reductions if n is not top]
-    if len(sums) > 1 or any(n.op.name != "sum" or n.inputs[0] is not exps for n in sums):
-        wrong = next((n for n in sums if n.op.name != "sum" or n.inputs[0] is not exps), sums[-1])
+    if len(sums) > 1 or any(kind_of(n) != "sum" or n.inputs[0] is not exps for n in sums):
+        wrong = next((n for n in sums if kind_of(n) != "sum" or n.inputs[0] is not exps), sums[-1])
         raise Unsplittable(
             f"{wrong.operator} at {wrong.where}: {wrong.op.name} of something else than the exponentials that are "
             "multiplied; a pass over the keys carries their sum alone"
         )
-    pivot = exps.inputs[0].inputs[1]
+    pivot = subtracted(exps, logits)
+    assert pivot is not None
     return Softmax(logits, top, pivot, exps, sums[0] if sums else None)
 
 
 def subtracted(node: Node, logits: Node) -> Node | None:
-    """p of exp(logits - p)."""
+    """p of exp(logits - p), one a row or one for each part of it."""
     (inner,) = node.inputs
-    return inner.inputs[1] if inner.op.name == "sub" and inner.inputs[0] is logits else None
+    if inner.op.name != "sub" or inner.inputs[0] is not logits:
+        return None
+    return inner.inputs[1].inputs[0] if inner.inputs[1].op.name == "deal_back" else inner.inputs[1]
 
 
 def made_of(pivot: Node, top: Node) -> bool:
@@ -366,9 +384,9 @@ def need_elements(found: Recognized) -> None:
                 f"{node.operator} at {node.where} is asked for behind the softmax too, of each key: the kernel of two "
                 "products has it for a tile of keys alone"
             )
-    rank = len(graph.shape)
     for node in (found.scores, found.product):
-        if len(node.shape) != rank or node.shape[:-1] != graph.shape[:-1]:
+        leading = graph.shape[1:-1] if found.parts and node is found.scores else graph.shape[:-1]
+        if node.shape[:-1] != leading:
             raise Unsplittable(f"the product at {node.where} has not the chain's rows")
 
 

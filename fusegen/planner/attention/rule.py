@@ -67,8 +67,17 @@ def attention(graph: Graph, target: Target, layout: Layout) -> Iterator[Attentio
     mask = mask_of(found)
     for rows, tile_keys, warps, stages in TILES if target.async_copies else WAVES:
         tile = AttentionTile(rows, tile_keys, warps, stages, held=depth <= HELD_DEPTH)
-        if tile_keys < 2 * max(32, keys) and (made := candidate(graph, found, mask, target, layout, tile, atom)):
+        if (
+            deals(tile, found)
+            and tile_keys < 2 * max(32, keys)
+            and (made := candidate(graph, found, mask, target, layout, tile, atom))
+        ):
             yield made
+
+
+def deals(tile: AttentionTile, found: Recognized) -> bool:
+    """Has it as many keys as are dealt at a time, if they are?"""
+    return not found.parts or tile.keys == found.dealt
 
 
 def checked(graph: Graph) -> Recognized:
@@ -152,6 +161,7 @@ def plan_of(
         key=key,
         value=value,
         keys=size_of(found.keys, sizes),
+        parts=found.parts,
         dtype=found.dtype,
         launch_body=drawn.launch_body,
         row_loads=drawn.row_loads,
@@ -173,8 +183,10 @@ def regime(tile: AttentionTile, ends: Ends, mask: Mask, drawn: Draft) -> str:
         )
         skipped = f"; of keys {what} that a block's rows need, none are read"
     tested = "; conditions are tested in tiles that an end cuts" if ends.settles else ""
+    dealt = f", dealt to {drawn.found.parts} blocks by turns" if drawn.found.parts else ""
+    who = f"{tile.rows} queries a block of {tile.warps} warps"
     stages = "the next tile copied meanwhile" if tile.stages > 1 else "the next tile in registers meanwhile"
-    return f"{tile.rows} queries a block of {tile.warps} warps, tiles of {tile.keys} keys, {stages}{skipped}{tested}"
+    return f"{who}, tiles of {tile.keys} keys{dealt}, {stages}{skipped}{tested}"
 
 
 class Draft(ScoresDraft):

@@ -13,8 +13,11 @@ from fusegen.planner.attention.cost import (
     OVERLAP_EXPONENT,
     burden,
     cost_of,
+    memory_rate,
     memory_us,
     share_needed,
+    streamed_us,
+    tiles_of,
     traffic,
 )
 from fusegen.planner.attention.masks import Mask
@@ -42,7 +45,8 @@ def estimate(
     keys, depth, width = (size_of(size, graph.sizes) for size in (found.keys, found.depth, found.width))
     *others, rows = (size_of(size, graph.sizes) for size in graph.shape[:-1])
     blocks = math.prod(others) * -(-max(1, rows) // tile.rows)
-    scores = tile.rows * -(-keys // tile.keys) * tile.keys * share  # of a block, on average
+    each_tiles = tiles_of(found, keys, tile) * share  # of a block, on average
+    scores = tile.rows * tile.keys * each_tiles
     cycles = target.fp32_tflops * 1e6 / (2 * target.f32_lanes * target.sms)  # of an SM in a us
     rate = target.product_tflops(found.dtype) * 1e6 / target.sms  # of an SM
     reached = SHARE * burden(tile) / burden(AttentionTile(128, 128, 8, 2, False))
@@ -51,6 +55,9 @@ def estimate(
     )
     if tile.warps == 4:
         each /= ALONE
+    if rows <= tile.rows:
+        streamed = streamed_us(graph, found, tile, target.sms, each_tiles, each / each_tiles, memory_rate(target))
+        return cost_of(found, moved, target, LAUNCH_US / 2 + TILE_US + streamed, room, registers, 1)
     rounds = max(1.0, blocks / target.sms) if share < 1 else max(1, -(-blocks // target.sms))
     time = LAUNCH_US / 2 + overlapped((memory_us(moved, target), rounds * (each + TILE_US)), OVERLAP_EXPONENT)
     return cost_of(found, moved, target, time, room, registers, 1)

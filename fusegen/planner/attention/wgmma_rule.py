@@ -19,7 +19,7 @@ from fusegen.planner.attention.operands import (
 )
 from fusegen.planner.attention.parts import AttentionTile, ElementBody
 from fusegen.planner.attention.recognition import Recognized, inputs_of, of_row
-from fusegen.planner.attention.rule import checked, plan_of
+from fusegen.planner.attention.rule import checked, deals, plan_of
 from fusegen.planner.attention.wgmma import (
     BOX_ROWS,
     CONSUMER_REGISTERS,
@@ -52,7 +52,9 @@ def attention_wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[Wg
         raise NoMatch(f"{target.arch} has no wgmma for factors of {found.dtype}")
     mask = mask_of(found)
     depth, width = (size_of(size, graph.sizes) for size in (found.depth, found.width))
-    fitting = (candidate(graph, found, mask, target, layout, tile, atom) for tile in tiles(depth, width))
+    fitting = (
+        candidate(graph, found, mask, target, layout, tile, atom) for tile in tiles(depth, width) if deals(tile, found)
+    )
     plans = [plan for plan in fitting if plan]
     if not plans:
         raise NoMatch(
@@ -101,7 +103,7 @@ def candidate(
     own = {
         "rule": "attention_wgmma",
         "template": "attention_wgmma.cu.j2",
-        "regime": regime(tile, general.regime),
+        "regime": regime(tile, general.regime, found.parts),
         "params": tuple(mapped(params_by_rows(lowered, dims, accesses), maps, dims, kept)),
         "tested": tested,
         "free": free,
@@ -120,13 +122,14 @@ def candidate(
     return replace(plan, shared_bytes=room)
 
 
-def regime(tile: AttentionTile, general: str) -> str:
+def regime(tile: AttentionTile, general: str, parts: int) -> str:
     """In the words of the general rule, whose first clause says who has which rows."""
     _, *masks = general.split("; ")
     consumers = tile.warps // 4
     each = "64 queries each, by turns" if consumers > 1 else "64 queries"
     who = f"{consumers} consumer warpgroup{'s' if consumers > 1 else ''} of {each}"
-    return "; ".join([f"{who}, tiles of {tile.keys} keys, a producer {tile.stages} tiles ahead", *masks])
+    dealt = f", dealt to {parts} blocks by turns" if parts else ""
+    return "; ".join([f"{who}, tiles of {tile.keys} keys{dealt}, a producer {tile.stages} tiles ahead", *masks])
 
 
 def scaled_bodies(tested: ElementBody, free: ElementBody) -> tuple[float, ElementBody, ElementBody]:

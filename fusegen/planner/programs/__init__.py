@@ -13,6 +13,7 @@ from fusegen.errors import NoPlan
 from fusegen.language.axes import column_reductions
 from fusegen.language.graph import Graph, plain
 from fusegen.language.types import size_of
+from fusegen.planner.attention.recognition import is_attention
 from fusegen.planner.model import Candidates, Plan
 from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.model import ProgramPlan
@@ -24,6 +25,8 @@ WORTH_CUTTING = 0.67
 # The same of reductions over rows, whose two kernels are of the kinds that one would be: column_sum f32 1048576 x 1024
 # took 1003.5 us by clusters of 16 blocks, and its first kernel alone 931 (H200).
 WORTH_PARTING = 0.97
+# The same of attention whose keys are dealt to parts, whose first kernel is of the one kernel's kind
+WORTH_DEALING = 0.95
 FEW_STATES = 12  # to look at where one kernel is at hand: a search in full takes longer than compiling
 
 
@@ -36,8 +39,8 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
         if column_reductions(graph):
             return by_parts(found, WORTH_PARTING * least.time_us)
         computed = any(not plain(factor) for product in graph.products for factor in product.inputs)
-        if found.plans[0].rule == "attention":  # whose scores no cut leaves out of memory
-            return None
+        if is_attention(graph):  # whose scores no cut leaves out of memory
+            return by_parts(found, WORTH_DEALING * least.time_us)
         if found.plans[0].rule.startswith("weights"):  # as well, but rows of a block each may be too few for a GPU
             computed = fills_part(found.plans[0])
         if not (computed or groups_of_products(graph)) or least.floor_us > WORTH_CUTTING * least.time_us:
@@ -75,7 +78,8 @@ def fills_part(plan: Plan) -> bool:
 
 
 def by_parts(found: Candidates, below_us: float) -> ProgramPlan | None:
-    """Reductions over rows by two kernels, where that is expected to take less than `below_us`."""
+    """Reductions over rows, or attention to many keys, by two kernels, where that is expected to take less than
+    `below_us`."""
     search = import_module("fusegen.planner.programs.search")
     return search.in_two(found.graph.written, found.target, below_us)  # type: ignore[no-any-return]
 

@@ -16,6 +16,7 @@ where no program is found without, by a second search.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from fusegen.planner.programs.column_parts import parted
 from fusegen.planner.programs.dependent import dependent
 from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.joining import joined
+from fusegen.planner.programs.key_parts import keys_parted
 from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
 from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step, Stored
 from fusegen.planner.programs.parts import interleaved, layout_of, parts_of
@@ -67,6 +69,11 @@ class Kernel:
     cut: Node | None = None
     between: tuple[Stored, ...] = ()
 
+    @property
+    def deals(self) -> bool:
+        """Is it attention whose keys are dealt to parts?"""
+        return any(step.graph.deals for step, _ in self.plans)
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -90,9 +97,13 @@ def one_after_another(times: Sequence[float], early_us: float) -> float:
     return sum(times) - early_us * max(0, len(times) - 1)
 
 
-def cheapest(graph: Graph, target: Target, below_us: float = math.inf, most_states: int = MOST_STATES) -> ProgramPlan:
-    """The cheapest program for `graph`. Raises NoPlan where no cut helps, or where none takes less than `below_us`."""
-    search = Search(share_common(graph), target)
+def cheapest(
+    graph: Graph, target: Target, below_us: float = math.inf, most_states: int = MOST_STATES,
+    dealt: tuple[int, int] | None = None,
+) -> ProgramPlan:  # fmt: skip
+    """The cheapest program for `graph`. Raises NoPlan where no cut helps, or where none takes less than `below_us`.
+    `dealt`: attention deals so many keys at a time to so many parts, whatever that costs."""
+    search = Search(share_common(graph), target, dealt)
     found = search.run(below_us, most_states) or search.run(below_us, most_states, views=True)
     if found is None:
         raise NoPlan(search.refusal())
@@ -114,9 +125,10 @@ def in_two(graph: Graph, target: Target, below_us: float) -> ProgramPlan | None:
 class Search:
     """One search under way; what is planned for one state is remembered for all others."""
 
-    def __init__(self, graph: Graph, target: Target) -> None:
+    def __init__(self, graph: Graph, target: Target, dealt: tuple[int, int] | None = None) -> None:
         self.graph = graph
         self.target = target
+        self.dealt = dealt
         self.early_us = target.early_us
         self.stored = cutting.stored_values(graph)
         self.usual = frozenset(cutting.candidates(graph))
@@ -138,7 +150,7 @@ class Search:
         last."""
         first = self.look(frozenset())
         if first.whole and first.time_us < below_us:
-            if not self.may_undercut():
+            if self.dealt or not self.may_undercut():
                 return first  # one kernel, as of a chain without views (`program_instead`)
             return self.run_on(first, WORTH_CUTTING * first.time_us, FEW_STATES, views) or first
         return self.run_on(first, below_us, most_states, views)
@@ -363,7 +375,7 @@ class Search:
         two = self.by_parts(step, makes)
         try:
             plans: tuple[tuple[Lowered, Plan], ...] = ((step, self.plan_of(step)),)
-            if two is not None and two.time_us < plans[0][1].cost.time_us:
+            if two is not None and (two.time_us < plans[0][1].cost.time_us or (self.dealt and two.deals)):
                 return two
         except NoPlan as error:
             if two is not None:
@@ -379,11 +391,14 @@ class Search:
         return Kernel(makes, self.taking(plans), plans)
 
     def by_parts(self, step: Lowered, makes: tuple[Made, ...]) -> Kernel | None:
-        """Reductions over rows, or of a product's rows, by two kernels, with the number of parts that costs least."""
+        """Reductions over rows, or of a product's rows, or attention to many keys, by two kernels, with the number of
+        parts that costs least."""
         best: Kernel | None = None
-        for both in (*parted(step, self.target), *grouped(step, self.target)):
+        halves = (parted(step, self.target), grouped(step, self.target), keys_parted(step, self.target, self.dealt))
+        for both in itertools.chain(*halves):
             try:
-                plans = tuple((own, self.plan_of(own)) for own in (both.first, both.second))
+                seconds = tuple(parts_of(both.second)) or (both.second,)
+                plans = tuple((own, self.plan_of(own)) for own in (both.first, *seconds))
             except NoPlan:
                 continue
             found = Kernel(makes, self.taking(plans), plans, between=both.between)

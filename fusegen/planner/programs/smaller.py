@@ -1,9 +1,10 @@
-"""A program of large products at a smaller width and K, to be validated in its place.
+"""A program of large products at a smaller width and K, or with fewer keys, to be validated in its place.
 
 A reference in float64 of 128256 logits, each of 4096 products, takes minutes for each of several launches. What a
 kernel's text could have wrong shows at other sizes as well, if it is by the same rule, in the same configuration, and
 what is left of the last tile is as much: sizes shrink to some whole tiles and that rest. The number of rows stays free.
-Where a rule is for wide rows alone, only K shrinks.
+Where a rule is for wide rows alone, only K shrinks. Where keys are dealt to parts, they are to as many, and each has a
+tile or more.
 """
 
 from __future__ import annotations
@@ -49,9 +50,16 @@ def shrunk(program: ProgramPlan, dims: set[str]) -> ProgramPlan | None:
     """The program at smaller sizes of these dims; None where it is cut otherwise, or by other rules."""
     graph = program.graph
     sizes = {name: min(graph.sizes[name], WHOLE_TILES + graph.sizes[name] % TILE) for name in dims}
+    deals = [(own, node) for own in program.steps for node in own.graph.deals]
+    dealt = next(((node.group, node.count) for _, node in deals), None)
+    for own, node in deals:
+        keys = {dim.name for size in node.inputs[0].shape[-1:] for dim in dims_in((own.sizes.get(str(size), size),))}
+        for name in keys & dims:
+            least = node.group * node.count + WHOLE_TILES
+            sizes[name] = min(graph.sizes[name], least + graph.sizes[name] % TILE)
     search = import_module("fusegen.planner.programs.search")
     try:
-        found: ProgramPlan = search.cheapest(graph.at(**sizes), program.target)
+        found: ProgramPlan = search.cheapest(graph.at(**sizes), program.target, dealt=dealt)
     except (NoPlan, SpecError):
         return None
     if [step.name for step in found.steps] != [step.name for step in program.steps]:

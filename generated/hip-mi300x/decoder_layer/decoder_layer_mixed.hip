@@ -1,19 +1,14 @@
-// decoder_layer_mixed  i32[B, 1, 1, 1], bf16[B, H, G, E], bf16[B, H, T, E], bf16[B, H, T, E] -> bf16[B, H, G, E]  at B=8 H=8 G=4 E=128
-//   T=2048
-// mixed of decoder_layer.
+// decoder_layer_mixed  f32[B, H, G, E, 8], f32[B, H, G, 1, 8], f32[B, H, G, 1, 8] -> bf16[B, H, G, E, 1]  at B=8 H=8 G=4 E=128
+// mixed of decoder_layer_mixed.
 //
-// target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// views    queries is turned as [B, H, G, E]; keys_part is keys as [B, H, T, E]; values_part is values
-//          as [B, H, T, E]
-// tile     16 queries a block of 1 warps, tiles of 32 keys, the next tile in registers meanwhile; of
-//          keys behind the last that a block's rows need, none are read; conditions are tested in tiles
-//          that an end cuts
-// traffic  67.2 MB moved, 67.2 MB ideal, 71.4 MB with products apart, 78.9 MB unfused in 8 launches
-// floor    12.7 us at 5.3 TB/s; memory-bound at 3.99 flop/B
-// rounding e, before it is divided by its row's sum, to bf16 where it meets values_part; cast to bf16
-//          by an explicit cast; mixed to bf16 when stored; f32 between
-// needs    E=128, T=2048; rows of all operands next to each other; queries, keys_part, values_part,
-//          mixed: address and strides in multiples of 16 B
+// target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
+// views    mixed_parts_part is mixed_parts as [B, H, G, E, 8]; top_parts_part is top_parts as [B, H, G,
+//          1, 8]; sum_of_exps_parts_part is sum_of_exps_parts as [B, H, G, 1, 8]
+// tile     4 threads a row, 32 rows a block, 1 x 2 elements a thread; top_parts_part in registers
+// traffic  1.1 MB moved, 1.1 MB ideal, 1.4 MB unfused in 3 launches
+// floor    0.2 us at 5.3 TB/s; instruction-bound at 2.58 flop/B
+// rounding mixed to bf16 when stored; f32 between
+// needs    rows of 8 elements, next to each other
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -25,16 +20,19 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
 
-// the vector at p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load(const T* p) {
-  return *reinterpret_cast<const Vec<T, N>*>(p);
+// x, of which the compiler knows nothing: where it knows a row's number to be a quotient and a rest, NVRTC writes the first
+// vector of each thread value by value
+__device__ __forceinline__ long long unknown(long long x) {
+  return x;
 }
 
-// the vector to p, which is aligned to it
+// values col ... col + N - 1 of a row whose values are `stride` apart; what lies outside the row is zero
 template <int N, typename T>
-__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
-  *reinterpret_cast<Vec<T, N>*>(p) = v;
+__device__ __forceinline__ Vec<T, N> load_apart(const T* row, long long stride, int col, int cols = 0x7fffffff) {
+  Vec<T, N> v;
+  #pragma unroll
+  for (int j = 0; j < N; ++j) v.at[j] = col + j < cols ? row[(col + j) * stride] : T{};
+  return v;
 }
 
 // the larger of two; NaN wins
@@ -47,32 +45,9 @@ __device__ __forceinline__ float power_of_2(float x) {
   return __builtin_amdgcn_exp2f(x);
 }
 
-// queries of a block, keys of a tile, and all keys
-constexpr int tile_rows = 16, tile_keys = 32, keys = 2048, threads = 64;
-// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
-// of 8 lines lies in different banks
-constexpr int queries_pitch = 136, keys_part_pitch = 136, values_part_pitch = 40;
-constexpr int values_part_at = 4352, stage_elements = 9472;  // of a tile's values, and to the next stage
-constexpr int queries_at = 0;
-constexpr int sums_stride = 132;  // floats of a row of sums
-
-// the nearest to `key` of the keys, or the end behind them
-__device__ __forceinline__ int within_keys(long long key) {
-  return key < 0 ? 0 : key < keys ? static_cast<int>(key) : keys;
-}
-
-// 8 elements, Width with each load; zeros where `count` is 0
-template <int Width, typename T>
-__device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
-  Vec<T, 8> v = {};
-  if (count == 0) return v;
-  #pragma unroll
-  for (int j = 0; j < 8; j += Width) {
-    const Vec<T, Width> part = load<Width>(from + j);
-    #pragma unroll
-    for (int i = 0; i < Width; ++i) v.at[j + i] = part.at[i];
-  }
-  return v;
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
 }
 
 // v of the thread whose lane differs in the bits of step
@@ -80,279 +55,115 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor(v, step);
 }
 
-typedef short Half __attribute__((ext_vector_type(4)));
-typedef float Sums __attribute__((ext_vector_type(4)));
-
-// a lane's 8 elements of what one fragment multiplies: neighbours in k, the same for both operands
-struct alignas(16) Fragment {
-  Half part[2];
-};
-
-// 8 neighbours of a line in shared memory
-template <typename T>
-__device__ __forceinline__ Fragment load_fragment(const T* from) {
-  return *reinterpret_cast<const Fragment*>(from);
-}
-
-// half of them
-template <typename T>
-__device__ __forceinline__ Half load_half(const T* from) {
-  return *reinterpret_cast<const Half*>(from);
-}
-
-// four numbers, rounded
-__device__ __forceinline__ Half rounded_half(const Sums& from) {
-  Vec<__bf16, 4> v;
+// the largest value over the 4 threads of a row, in every one of them
+__device__ __forceinline__ float row_max(float v) {
   #pragma unroll
-  for (int i = 0; i < 4; ++i) v.at[i] = static_cast<__bf16>(from[i]);
-  return *reinterpret_cast<const Half*>(&v);
+  for (int step = 2; step > 0; step /= 2) {
+    v = larger(v, partner(v, step));
+  }
+  return v;
 }
 
-extern "C" __global__ void __launch_bounds__(64)
+// the sum over the 4 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v) {
+  #pragma unroll
+  for (int step = 2; step > 0; step /= 2) {
+    v += partner(v, step);
+  }
+  return v;
+}
+
+extern "C" __global__ void __launch_bounds__(128)
 decoder_layer_mixed(
-    const int* __restrict__ position_ptr,
-    const __bf16* __restrict__ queries_ptr,
-    const __bf16* __restrict__ keys_part_ptr,
-    const __bf16* __restrict__ values_part_ptr,
+    const float* __restrict__ mixed_parts_part_ptr,
+    const float* __restrict__ top_parts_part_ptr,
+    const float* __restrict__ sum_of_exps_parts_part_ptr,
     __bf16* __restrict__ mixed_ptr,
     long long B_size,
     long long H_size,
     long long G_size,
-    long long queries_stride_B,
-    long long queries_stride_H,
-    long long queries_stride_G,
-    long long keys_part_stride_B,
-    long long keys_part_stride_H,
-    long long keys_part_ld,
-    long long values_part_stride_B,
-    long long values_part_stride_H,
-    long long values_part_ld,
-    long long position_stride_B,
+    long long E_size,
+    long long mixed_parts_part_stride_B,
+    long long mixed_parts_part_stride_H,
+    long long mixed_parts_part_stride_G,
+    long long mixed_parts_part_stride_E,
+    long long mixed_parts_part_stride_elements,
+    long long top_parts_part_stride_B,
+    long long top_parts_part_stride_H,
+    long long top_parts_part_stride_G,
+    long long top_parts_part_stride_elements,
+    long long sum_of_exps_parts_part_stride_B,
+    long long sum_of_exps_parts_part_stride_H,
+    long long sum_of_exps_parts_part_stride_G,
+    long long sum_of_exps_parts_part_stride_elements,
     long long mixed_stride_B,
     long long mixed_stride_H,
-    long long mixed_stride_G)
+    long long mixed_stride_G,
+    long long mixed_stride_E)
 {
-  extern __shared__ __align__(128) unsigned char shared[];
-  const int lane = threadIdx.x % 64;
-  const int warp_row = threadIdx.x / 64 * 16;  // the warp's first of the tile
-  const long long rows = G_size;
-  const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
-  const long long B_at = blockIdx.x / tiles_down / H_size;
-  const long long H_at = blockIdx.x / tiles_down % H_size;
-  const long long row0 = static_cast<long long>(blockIdx.x % tiles_down) * tile_rows;
-  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  constexpr int block_rows = 32;  // that a block takes
+  constexpr int row_threads = 4;
+  const int lane = threadIdx.x % row_threads;  // of the 4 threads that share a row
+  const long long rows = B_size * H_size * G_size * E_size;
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
+  const long long own_row = tile * block_rows + threadIdx.x / row_threads;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
+  const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(E_size) / static_cast<unsigned>(G_size) / static_cast<unsigned>(H_size);
+  const unsigned H_at = static_cast<unsigned>(row) / static_cast<unsigned>(E_size) / static_cast<unsigned>(G_size) % static_cast<unsigned>(H_size);
+  const unsigned G_at = static_cast<unsigned>(row) / static_cast<unsigned>(E_size) % static_cast<unsigned>(G_size);
+  const unsigned E_at = static_cast<unsigned>(row) % static_cast<unsigned>(E_size);
+  const float* const mixed_parts_part_row = mixed_parts_part_ptr + B_at * mixed_parts_part_stride_B + H_at * mixed_parts_part_stride_H
+      + G_at * mixed_parts_part_stride_G + E_at * mixed_parts_part_stride_E;
+  const float* const top_parts_part_row = top_parts_part_ptr + B_at * top_parts_part_stride_B + H_at * top_parts_part_stride_H
+      + G_at * top_parts_part_stride_G;
+  const float* const sum_of_exps_parts_part_row = sum_of_exps_parts_part_ptr + B_at * sum_of_exps_parts_part_stride_B
+      + H_at * sum_of_exps_parts_part_stride_H + G_at * sum_of_exps_parts_part_stride_G;
+  __bf16* const mixed_row = mixed_ptr + unknown(B_at * mixed_stride_B + H_at * mixed_stride_H + G_at * mixed_stride_G
+      + E_at * mixed_stride_E);
+  const int col = lane * 2;
+  Vec<float, 2> top_parts_part_vec;
 
-  // what the mask leaves of a row's keys
-  struct Ends { long long end, free_end; };
-  const auto ends_of = [&]() {
-    const int position = *(position_ptr + B_at * position_stride_B);
-    return Ends{static_cast<long long>(position) + 1, static_cast<long long>(position) + 1};
-  };
-  const Ends ends = ends_of();
-  constexpr int first_key = 0;
-  const int end_key = within_keys(ends.end);
-  const int free_end = within_keys(ends.free_end);
-
-  // what the thread brings of queries, and of each tile of keys and values
-  __bf16* const ring = reinterpret_cast<__bf16*>(shared);
-  const int queries_row = threadIdx.x / 16, queries_col = threadIdx.x % 16 * 8;
-  const __bf16* const queries_from = queries_ptr + B_at * queries_stride_B + H_at * queries_stride_H + row0 * queries_stride_G
-      + queries_row * queries_stride_G + queries_col;
-  const int keys_part_row = threadIdx.x / 16, keys_part_col = threadIdx.x % 16 * 8;
-  const __bf16* const keys_part_from = keys_part_ptr + B_at * keys_part_stride_B + H_at * keys_part_stride_H
-      + keys_part_row * keys_part_ld + keys_part_col;
-  const int values_part_row = threadIdx.x / 16, values_part_col = threadIdx.x % 16 * 8;
-  const __bf16* const values_part_from = values_part_ptr + B_at * values_part_stride_B + H_at * values_part_stride_H
-      + values_part_row * values_part_ld + values_part_col;
-  Vec<__bf16, 8> keys_part_held[8];
-  Vec<__bf16, 8> values_part_held[8];
-  const auto fetch_tile = [&](int key0) {
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      keys_part_held[v] = load_chunk<8>(keys_part_from + (key0 + v * 4) * keys_part_ld, 8);
-    }
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      values_part_held[v] = load_chunk<8>(values_part_from + (key0 + v * 4) * values_part_ld, 8);
-    }
-  };
-  const auto put_tile = [&](int stage) {
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      __bf16* const to = ring + stage * stage_elements;
-      store<8>(to + (keys_part_row + v * 4) * keys_part_pitch + keys_part_col, keys_part_held[v]);
-    }
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      __bf16* const to = ring + stage * stage_elements + values_part_at;
-      {
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(values_part_col + j) * values_part_pitch + values_part_row + v * 4] = values_part_held[v].at[j];
-      }
-    }
-  };
-
-  // the queries, which all tiles of keys are multiplied with
-  #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    const Vec<__bf16, 8> queries_vec = load_chunk<8>(queries_from + v * 4 * queries_stride_G, queries_row + v * 4 < rows_here ? 8 : 0);
-    store<8>(ring + queries_at + (queries_row + v * 4) * queries_pitch + queries_col, queries_vec);
-  }
-  if (first_key < end_key) fetch_tile(first_key);
-
-  // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
-  float largest[1], pivots[1], summed[1];
-  int position_here[1];
+  // pass 1 of 2: read top_parts_part; keep top_parts_part; top = max(top_parts_part)
+  float top_part = -INFINITY;
   {
-    largest[0] = -INFINITY;
-    pivots[0] = 0.0f;
-    summed[0] = 0.0f;
-    const int position = *(position_ptr + B_at * position_stride_B);
-    position_here[0] = position;
+    top_parts_part_vec = load_apart<2>(top_parts_part_row, top_parts_part_stride_elements, col);
+    #pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float top_parts_part = top_parts_part_vec.at[j];
+      top_part = larger(top_part, top_parts_part);
+    }
   }
-  __syncthreads();
-  const __bf16* const queries_lane = ring + queries_at + (warp_row + lane % 16) * queries_pitch + lane / 16 * 8;
-  const __bf16* const keys_part_lane = ring + lane % 16 * keys_part_pitch + lane / 16 * 8;
-  const __bf16* const values_part_lane = ring + values_part_at + lane % 16 * values_part_pitch + lane / 16 * 4;
-  Fragment queries_part[4];
-  #pragma unroll
-  for (int k = 0; k < 4; ++k) queries_part[k] = load_fragment(queries_lane + k * 32);
-  __syncthreads();  // the first tile takes the queries' place
-  Sums e_times_values_part_sums[8] = {};
+  const float top = row_max(top_part);
+  const bool top_is_minus_inf = top == (-INFINITY);
+  const float pivot = top_is_minus_inf ? 0.0f : top;
 
-  for (int key0 = first_key, tile = 0; key0 < end_key; key0 += tile_keys, ++tile) {
-    const int stage = tile % 1;
-    put_tile(stage);
-    __syncthreads();
-    if (key0 + tile_keys < end_key) {  // the next tile, while this one is multiplied
-      fetch_tile(key0 + tile_keys);
-    }
-
-    // a warp's 16 queries times the tile's keys
-    Sums queries_times_keys_part_sums[2] = {};
-    #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const Fragment keys_part_part = load_fragment(keys_part_lane + stage * stage_elements + n * 16 * keys_part_pitch + k * 32);
-        queries_times_keys_part_sums[n] = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(keys_part_part.part[0], queries_part[k].part[0], queries_times_keys_part_sums[n], 0, 0, 0);
-        queries_times_keys_part_sums[n] = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(keys_part_part.part[1], queries_part[k].part[1], queries_times_keys_part_sums[n], 0, 0, 0);
-      }
-    }
-
-    // scores become logits, and the largest of a row is found among those of all lanes that share it
-    float peaks[1];
-    peaks[0] = largest[0];
-    if (key0 + tile_keys <= free_end) {
-      #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float queries_times_keys_part = queries_times_keys_part_sums[n][i];
-          const float scores = queries_times_keys_part * 0.088388346f;
-          queries_times_keys_part_sums[n][i] = scores;
-          peaks[0] = larger(peaks[0], queries_times_keys_part_sums[n][i]);
-        }
-      }
-    } else {
-      #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
-          const float queries_times_keys_part = queries_times_keys_part_sums[n][i];
-          const int position = position_here[0];
-          const float scores = queries_times_keys_part * 0.088388346f;
-          const bool le = col_index <= position;
-          const float where = le ? scores : (-INFINITY);
-          queries_times_keys_part_sums[n][i] = where;
-          peaks[0] = larger(peaks[0], queries_times_keys_part_sums[n][i]);
-        }
-      }
-    }
-
-    // what was summed so far shrinks by as much as the largest logit grew
-    float shrinks[1];
-    #pragma unroll
-    for (int step = 16; step < 64; step *= 2) peaks[0] = larger(peaks[0], partner(peaks[0], step));
-    const float pivot = peaks[0] == -INFINITY ? 0.0f : peaks[0] * 1.44269504f;  // log2 of e, as powers are of 2
-    shrinks[0] = largest[0] == -INFINITY ? 0.0f : power_of_2(pivots[0] - pivot);
-    largest[0] = peaks[0];
-    pivots[0] = pivot;
-    summed[0] *= shrinks[0];
-    #pragma unroll
-    for (int d = 0; d < 8; ++d) {
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) e_times_values_part_sums[d][i] *= shrinks[0];
-    }
-
-    // logits become weights
-    #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float power = power_of_2(fmaf(queries_times_keys_part_sums[n][i], 1.44269504f, -pivots[0]));
-        summed[0] += power;
-        queries_times_keys_part_sums[n][i] = power;
-      }
-    }
-
-    // weights times values: a lane holds of the weights what it multiplies
-    #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const Half rounded = rounded_half(queries_times_keys_part_sums[n]);
-      #pragma unroll
-      for (int d = 0; d < 8; ++d) {
-        const Half values_part_part = load_half(values_part_lane + stage * stage_elements + d * 16 * values_part_pitch + n * 16);
-        e_times_values_part_sums[d] = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(values_part_part, rounded, e_times_values_part_sums[d], 0, 0, 0);
-      }
-    }
-    __syncthreads();
-  }
-
-  // the sums go through shared memory, where each thread finds neighbouring columns of a row
-  float* const row_sums = reinterpret_cast<float*>(shared);
-  float* const row_largest = row_sums + tile_rows * sums_stride;
-  float* const row_summed = row_largest + tile_rows;
-  __syncthreads();
+  // pass 2 of 2: read mixed_parts_part, sum_of_exps_parts_part; sum_of_exps = sum(mul); sum_of_products =
+  //   sum(mixed_parts_part_times_exp)
+  float sum_of_exps_part = 0.0f;
+  float sum_of_products_part = 0.0f;
   {
-    const int m = warp_row + lane % 16;
+    const Vec<float, 2> mixed_parts_part_vec = load_apart<2>(mixed_parts_part_row, mixed_parts_part_stride_elements, col);
+    const Vec<float, 2> sum_of_exps_parts_part_vec = load_apart<2>(sum_of_exps_parts_part_row, sum_of_exps_parts_part_stride_elements, col);
     #pragma unroll
-    for (int step = 16; step < 64; step *= 2) summed[0] += partner(summed[0], step);
-    if (lane < 16) {
-      row_largest[m] = largest[0];
-      row_summed[m] = summed[0];
+    for (int j = 0; j < 2; ++j) {
+      const float mixed_parts_part = mixed_parts_part_vec.at[j];
+      const float top_parts_part = top_parts_part_vec.at[j];
+      const float sum_of_exps_parts_part = sum_of_exps_parts_part_vec.at[j];
+      const float top_parts_part_minus_pivot = top_parts_part - pivot;
+      const float exp_ = exponential(top_parts_part_minus_pivot);
+      const float mul = sum_of_exps_parts_part * exp_;
+      const float mixed_parts_part_times_exp = mixed_parts_part * exp_;
+      sum_of_exps_part += mul;
+      sum_of_products_part += mixed_parts_part_times_exp;
     }
   }
-  #pragma unroll
-  for (int d = 0; d < 8; ++d) {
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int m = warp_row + lane % 16;
-      row_sums[m * sums_stride + d * 16 + lane / 16 * 4 + i] = e_times_values_part_sums[d][i];
-    }
-  }
-  __syncthreads();
-
-  #pragma unroll 2
-  for (int v = 0; v < 4; ++v) {
-    const int m = static_cast<int>((v * threads + threadIdx.x) / 16);
-    const int col = static_cast<int>((v * threads + threadIdx.x) % 16) * 8;
-    if (m < rows_here) {
-      const long long row = row0 + m;
-      const float sum_of_exps = row_summed[m];
-      const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
-      const float one_over_sum_of_exps = 1.0f / sum_of_exps;
-      const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
-      Vec<__bf16, 8> mixed_vec;
-      const Vec<float, 8> e_times_values_part_total = load<8>(row_sums + m * sums_stride + col);
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float e_times_values_part = e_times_values_part_total.at[j];
-        const float mul = e_times_values_part * inverse_sum;
-        mixed_vec.at[j] = static_cast<__bf16>(mul);
-      }
-      store<8>(mixed_ptr + B_at * mixed_stride_B + H_at * mixed_stride_H + row * mixed_stride_G + col, mixed_vec);
-    }
-  }
+  const float sum_of_exps = row_sum(sum_of_exps_part);
+  const float sum_of_products = row_sum(sum_of_products_part);
+  const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
+  const float one_over_sum_of_exps = 1.0f / sum_of_exps;
+  const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
+  const float sum_of_products_times_inverse_sum = sum_of_products * inverse_sum;
+  if (live && lane == 0) *mixed_row = static_cast<__bf16>(sum_of_products_times_inverse_sum);
 }

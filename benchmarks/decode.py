@@ -1,0 +1,137 @@
+"""Attention of one token of each sequence to its KV cache, beside torch's own, in one run.
+
+    python benchmarks/decode.py                     # 8 heads of keys, 4 of queries each, of 128, at several sizes
+    python benchmarks/decode.py --dealt 128x4 64x8  # with so many keys dealt at a time, to so many parts, too
+    python benchmarks/decode.py --layer             # and specs/decoder_layer.py, replayed as a graph
+
+Bytes of keys and values, as a share of the rate of a plain copy in the same run. Peers: torch's
+scaled_dot_product_attention by FlashAttention and cuDNN, the queries that share keys as rows of one head, which is how
+they are fastest. Medians of one stopwatch, L2 cold. `apart`: the distance from cuDNN's result, relative L2. Run from
+the repository root on a GPU, in an environment with torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import fusegen  # noqa: E402
+from fusegen.language.spec import load_chains  # noqa: E402
+from fusegen.language.types import size_of  # noqa: E402
+from fusegen.measuring.timing import Stopwatch  # noqa: E402
+from fusegen.pipeline import compile_program  # noqa: E402
+from fusegen.planner.attention.parts import AttentionPlan  # noqa: E402
+from fusegen.planner.programs.search import cheapest  # noqa: E402
+from fusegen.runtime import finding  # noqa: E402
+from fusegen.targets import target  # noqa: E402
+
+SHAPES = ((1, 8192), (1, 32768), (1, 131072), (8, 8192), (8, 32768), (64, 8192), (64, 32768))  # sequences, keys of each
+HEADS, QUERIES, WIDTH = 8, 4, 128
+REPEATS = 15
+
+
+def chain_of(name: str) -> Any:
+    (found,) = load_chains(f"{ROOT / 'specs' / name}.py:{name}")
+    return found
+
+
+def programs(batch: int, keys: int, wanted: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    chain = chain_of("decode_attention").at(B=batch, G=HEADS, R=QUERIES, T=keys, D=WIDTH)
+    yield "", fusegen.compile(chain, wanted.target, validate=False, tuned=False)
+    for dealt in wanted.dealt:
+        tile, parts = (int(n) for n in dealt.split("x"))
+        plan = cheapest(chain.graph, target(wanted.target), dealt=(tile, parts))
+        yield f" {dealt}", compile_program(plan, on="gpu", validate=False, tuned=False, as_planned=True)
+
+
+def how(program: Any) -> str:
+    """Its attention, and to how many parts keys are dealt."""
+    plans = [step.plan for step in program.plan.steps] if hasattr(program.plan, "steps") else [program.plan]
+    (plan,) = (p for p in plans if isinstance(p, AttentionPlan))
+    said = sum(p.cost.time_us for p in plans)
+    return f"{plan.configuration}, {plan.parts or 1} parts, said {said:.1f}"
+
+
+def measure(torch: Any, watch: Stopwatch, wanted: argparse.Namespace) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    rate = watch.copy_rate()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {rate / 1e6:.2f} TB/s", flush=True)
+    for batch, keys in SHAPES:
+        q = torch.randn(batch, HEADS, QUERIES, WIDTH, device="cuda").bfloat16()
+        k, v = (torch.empty(batch, HEADS, keys, WIDTH, device="cuda", dtype=q.dtype).normal_() for _ in "kv")
+        length = torch.full((batch, 1, 1, 1), keys, device="cuda", dtype=torch.int32)
+        expected = scaled_dot_product_attention(q, k, v).float()
+
+        def say(what: str, us: float, more: str = "", size: int = 4 * k.numel(), at: str = f"{batch} x {keys}") -> None:
+            print(f"{at:12} {what:22} {us:8.1f} us  {size / us / rate:5.2f} of a copy  {more}", flush=True)
+
+        def peer(stream: Any, q: Any = q, k: Any = k, v: Any = v) -> Any:
+            return scaled_dot_product_attention(q, k, v)
+
+        for name in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
+            try:
+                with sdpa_kernel(getattr(SDPBackend, name)):
+                    us = watch.time([peer], REPEATS).median
+                say(f"torch {name.split('_')[0].lower()}", us)
+            except Exception as error:  # a torch that has no such attention is a finding
+                print(f"  {name}: {type(error).__name__}: {str(error)[:120]}")
+        for what, program in programs(batch, keys, wanted):
+            out = program(q, k, v, length)
+            apart = float((out.float() - expected).norm() / expected.norm())
+            us = watch.time([program.prepare(q, k, v, length, out=out)], REPEATS).median
+            say(f"fusegen{what}", us, f"{how(program)}, apart {apart:.1e}")
+
+
+def measure_layer(torch: Any, watch: Stopwatch, wanted: argparse.Namespace) -> None:
+    for batch in (1, 8, 16):
+        chain = chain_of("decoder_layer").at(B=batch)
+        sizes = chain.graph.sizes
+        program: Any = fusegen.compile(chain, wanted.target, validate=False, tuned=False)
+        given = []
+        for t in chain.graph.inputs:
+            shape = [size_of(size, sizes) for size in t.shape]
+            if t.name == "position":
+                x = torch.full(shape, sizes["T"] - 1, device="cuda", dtype=torch.int32)
+            elif t.name == "slots":
+                x = torch.arange(1, batch + 1, device="cuda", dtype=torch.int32).reshape(shape) * sizes["T"] - 1
+            else:
+                x = torch.randn(shape, device="cuda").to(torch.bfloat16 if str(t.dtype) == "bf16" else torch.float32)
+                x *= shape[-1] ** -0.5 if len(shape) == 2 and shape[0] >= sizes["D"] else 1
+            given.append(x)
+        replay = program.graph(*given)
+        us = watch.time([launched(replay)], REPEATS).median
+        attention = [step.plan for step in program.plan.steps if isinstance(step.plan, AttentionPlan)]
+        said = f"{len(program.plan.steps)} kernels, {attention[0].configuration}, {attention[0].parts or 1} parts"
+        print(f"decoder_layer, {batch} sequences of {sizes['T']}: {us:.1f} us as a graph, {said}", flush=True)
+
+
+def launched(call: Callable[[], Any]) -> Callable[[Any], Any]:
+    """As the stopwatch calls it, with a stream: torch's own is the one."""
+    return lambda stream: call()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="cuda:h200")
+    parser.add_argument("--dealt", nargs="*", default=[], metavar="KEYSxPARTS", help="128x4: 128 keys a time, 4 parts")
+    parser.add_argument("--layer", action="store_true", help="specs/decoder_layer.py too")
+    wanted = parser.parse_args()
+    import torch
+
+    watch = Stopwatch(finding.find(target(wanted.target), "gpu"))
+    measure(torch, watch, wanted)
+    if wanted.layer:
+        measure_layer(torch, watch, wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
