@@ -1,14 +1,14 @@
-// decode_attention_out  f32[B, G, R, D, 8], f32[B, G, R, 1, 8], f32[B, G, R, 1, 8] -> bf16[B, G, R, D, 1]  at B=8 G=8 R=4 D=128
+// decode_attention_out  f32[B, G, R, D, 4], f32[B, G, R, 1, 4], f32[B, G, R, 1, 4] -> bf16[B, G, R, D, 1]  at B=8 G=8 R=4 D=128
 // out of decode_attention.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
-// views    out_parts_part is out_parts as [B, G, R, D, 8]; top_parts_part is top_parts as [B, G, R, 1,
-//          8]; sum_of_exps_parts_part is sum_of_exps_parts as [B, G, R, 1, 8]
-// tile     4 threads a row, 32 rows a block, 1 x 2 elements a thread; top_parts_part in registers
-// traffic  1.1 MB moved, 1.1 MB ideal, 1.2 MB unfused in 2 launches
-// floor    0.2 us at 4.8 TB/s; instruction-bound at 2.58 flop/B
+// views    out_parts_part is out_parts as [B, G, R, D, 4]; top_parts_part is top_parts as [B, G, R, 1,
+//          4]; sum_of_exps_parts_part is sum_of_exps_parts as [B, G, R, 1, 4]
+// tile     2 threads a row, 64 rows a block, 1 x 2 elements a thread; top_parts_part in registers
+// traffic  0.6 MB moved, 0.6 MB ideal, 0.6 MB unfused in 2 launches
+// floor    0.1 us at 4.8 TB/s; instruction-bound at 2.68 flop/B
 // rounding out to bf16 when stored; f32 between
-// needs    rows of 8 elements, next to each other
+// needs    rows of 4 elements, next to each other
 // launch   begins while the kernels before it run, and waits for them before all else
 
 #include <cuda_bf16.h>
@@ -63,21 +63,15 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// the largest value over the 4 threads of a row, in every one of them
+// the largest value over the 2 threads of a row, in every one of them
 __device__ __forceinline__ float row_max(float v) {
-  #pragma unroll
-  for (int step = 2; step > 0; step /= 2) {
-    v = larger(v, partner(v, step));
-  }
+  v = larger(v, partner(v, 1));
   return v;
 }
 
-// the sum over the 4 threads of a row, in every one of them
+// the sum over the 2 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v) {
-  #pragma unroll
-  for (int step = 2; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
+  v += partner(v, 1);
   return v;
 }
 
@@ -110,9 +104,9 @@ decode_attention_out(
     long long out_stride_D)
 {
   asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
-  constexpr int block_rows = 32;  // that a block takes
-  constexpr int row_threads = 4;
-  const int lane = threadIdx.x % row_threads;  // of the 4 threads that share a row
+  constexpr int block_rows = 64;  // that a block takes
+  constexpr int row_threads = 2;
+  const int lane = threadIdx.x % row_threads;  // of the 2 threads that share a row
   const long long rows = B_size * G_size * R_size * D_size;
   const long long own_row = static_cast<long long>(blockIdx.x) * block_rows + threadIdx.x / row_threads;
   const bool live = own_row < rows;

@@ -1,13 +1,13 @@
-// decode_attention_out_parts  bf16[B, G, R, D], bf16[B, G, T, D], bf16[B, G, T, D], i32[B, 1, 1, 1] -> f32[8, B, G, R, D], f32[8, B, G, R,
-//   1], f32[8, B, G, R, 1]  at B=8 G=8 R=4 D=128 T=8192
+// decode_attention_out_parts  bf16[B, G, R, D], bf16[B, G, T, D], bf16[B, G, T, D], i32[B, 1, 1, 1] -> f32[4, B, G, R, D], f32[4, B, G, R,
+//   1], f32[4, B, G, R, 1]  at B=8 G=8 R=4 D=128 T=8192
 // out_parts, top_parts, sum_of_exps_parts of decode_attention.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     1 consumer warpgroup of 64 queries, tiles of 128 keys, dealt to 8 blocks by turns, a
+// tile     1 consumer warpgroup of 64 queries, tiles of 128 keys, dealt to 4 blocks by turns, a
 //          producer 2 tiles ahead; of keys behind the last that a block's rows need, none are read;
 //          conditions are tested in tiles that an end cuts
-// traffic  269.6 MB moved, 269.6 MB ideal, 286.3 MB with products apart, 303.3 MB unfused in 6 launches
-// floor    56.2 us at 4.8 TB/s; memory-bound at 3.98 flop/B
+// traffic  269.0 MB moved, 269.0 MB ideal, 285.8 MB with products apart, 302.7 MB unfused in 6 launches
+// floor    56.0 us at 4.8 TB/s; memory-bound at 3.99 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets v; f32 between
 // needs    D=128, T=8192; rows of all operands next to each other; q, k, v, out_parts: address and
 //          strides in multiples of 16 B
@@ -48,7 +48,7 @@ __device__ __forceinline__ float power_of_2(float x) {
 // queries of a block, keys of a tile, and all keys
 constexpr int tile_rows = 64, tile_keys = 128, keys = 8192, stages = 2;
 // blocks that share a row's keys, and from one tile of a block to its next
-constexpr int parts = 8, next_tile = parts * tile_keys;
+constexpr int parts = 4, next_tile = parts * tile_keys;
 constexpr int warpgroup = 128, consumers = 1;  // threads, and warpgroups
 // bytes of a line of shared memory, of 64 columns of a tile's lines, and of all of them
 constexpr int line_bytes = 128;
