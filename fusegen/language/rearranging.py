@@ -12,7 +12,7 @@ from typing import Any
 from fusegen.errors import SpecError
 from fusegen.language.graph import Node
 from fusegen.language.op_table import OPS
-from fusegen.language.sizes import Dim, Expr, Shape, Size, shape_text
+from fusegen.language.sizes import Dim, Expr, Shape, Size, evenly, shape_text
 from fusegen.language.trace import Value, caller, composite, current, viewed
 from fusegen.language.types import b8, f32, i32
 from fusegen.language.views import View, made, product
@@ -39,7 +39,7 @@ def split(x: Value, parts: int | Sequence[Size], axis: int = -1) -> tuple[Value,
     if isinstance(parts, int) and not isinstance(parts, bool):
         if parts < 1 or (isinstance(size, int) and size % parts):
             raise SpecError(f"split: an axis of {size} has no {parts} equal parts", caller())
-        sizes: tuple[Size, ...] = (size // parts,) * parts
+        sizes: tuple[Size, ...] = (evenly(size, parts),) * parts
     elif isinstance(parts, (list, tuple)) and all(isinstance(p, (int, Dim, Expr)) for p in parts):
         sizes = tuple(parts)
         whole: Size = 0
@@ -169,7 +169,7 @@ def groups(x: Value, size: Size) -> Value:
             f"groups: rows of {whole} are no whole number of groups of {size}; pad the rows, or take another size",
             caller(),
         )
-    count = whole // size
+    count = evenly(whole, size)
     view = View.identity(x.shape).split(len(x.shape) - 1, (count, size))
     return viewed(x, view, f"{{0}}.reshape({tuple_text(view.shape)})", "groups")
 
@@ -253,7 +253,7 @@ def sizes_in(group: tuple[str, ...], whole: Size, sizes: dict[str, Size], patter
         uneven = isinstance(whole, int) and isinstance(others, int) and whole % others
         if uneven:
             raise SpecError(f"rearrange: {pattern!r}: an axis of {whole} has no whole number of {others}", caller())
-        known[left[0]] = whole // others
+        known[left[0]] = evenly(whole, others)
     elif others != whole:
         raise SpecError(f"rearrange: {pattern!r}: ({' '.join(group)}) is {others}, and the axis has {whole}", caller())
     return {name: known[name] for name in group}

@@ -275,6 +275,15 @@ def _divided(a: Size, b: Size) -> Size:
     return _size({((Floor(a, b), 1),): Fraction(1)})
 
 
+def evenly(a: Size, b: Size) -> Size:
+    """a // b of what has to come out even, as an axis that is split does: of a sum too, `N // 2 - 1` of N - 2."""
+    below = _terms(b)
+    if len(below) != 1 or len(_terms(a)) < 2:
+        return _divided(a, b)
+    ((by, factor),) = below.items()
+    return _size({_product(monomial, by, -1): value / factor for monomial, value in _terms(a).items()})
+
+
 def _whole(monomial: Monomial, factor: Fraction) -> bool:
     return factor.denominator == 1 and all(exponent > 0 for _, exponent in monomial)
 

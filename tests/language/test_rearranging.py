@@ -126,6 +126,24 @@ def test_views_hold_at_other_sizes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("halves", "numpy"),
+    [
+        (lambda x: F.rearrange(x[:, 1:-1], "m (t n) -> m t n", t=2), lambda x: x[:, 1:-1].reshape(3, 2, 3)),
+        (lambda x: F.stack(F.split(x[:, 1:-1], 2), 1), lambda x: x[:, 1:-1].reshape(3, 2, 3)),
+        (lambda x: F.groups(x[:, 2:], 2).mT, lambda x: x[:, 2:].reshape(3, 3, 2).swapaxes(1, 2)),
+    ],
+    ids=["rearrange", "split", "groups"],
+)
+def test_a_part_of_an_axis_is_halved(halves: Callable[[Any], Any], numpy: Callable[[Any], Any]) -> None:
+    """N - 2 is no product, and may be even."""
+    made = traced(halves, f32[M, 2, D * H // 2 - 1])
+    x = array(3, 8)
+    np.testing.assert_array_equal(reference(made.at(M=3, D=8, H=1).graph)(x), numpy(x))
+    with pytest.raises(SpecError, match=r"the size D \* H // 2 - 1 does not come out even at D=7, H=1"):
+        made.at(M=3, D=7, H=1)
+
+
+@pytest.mark.parametrize(
     ("body", "said"),
     [
         (lambda x: x[x], "an index that is itself traced"),
