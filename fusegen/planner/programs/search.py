@@ -326,19 +326,23 @@ class Search:
 
     def place(self, kernels: list[Kernel], makes: tuple[Made, ...], state: State) -> None:
         """Add what makes `makes`: to a kernel that is there, where that is cheaper, or as one of its own. Kernels stay
-        in an order in which they can run: one takes over no work that waits for a later one."""
+        in an order in which they can run: one takes over no work that waits for a later one. What can't be planned
+        stays alone: more to make does not help, unless it is what is read there."""
         alone = self.kernel(makes, state)
         read = set(self.reads(makes, state))
         after = max((i for i, kernel in enumerate(kernels) if read & {n for n, _, _ in kernel.makes}), default=-1)
         best: tuple[float, int, Kernel] | None = None
         for place, kernel in enumerate(kernels):
-            if place < after or not self.share(kernel, makes, state):
+            unread = not read & {n for n, _, _ in kernel.makes}
+            if place < after or not kernel.plans or (unread and not alone.plans):
+                continue
+            if not self.share(kernel, makes, state):
                 continue
             both = self.kernel((*kernel.makes, *makes), state)
             gain = one_after_another((kernel.time_us, alone.time_us), self.early_us) - both.time_us
             if not both.plans:
                 continue
-            if not kernel.plans or not alone.plans:
+            if not alone.plans:
                 gain += STUCK_US
             if gain > 0 and (best is None or gain > best[0]):
                 best = gain, place, both
