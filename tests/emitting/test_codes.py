@@ -28,6 +28,8 @@ from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation import validate
 from tests.tools import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 M, N, K = dims("M N K")
 Array = np.ndarray[Any, np.dtype[Any]]
 Fits = Callable[[GemmPlan], bool]

@@ -20,6 +20,8 @@ from fusegen.targets import H200
 from fusegen.validation import validate
 from tests.specs import SHIPPED
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 M, N = dims("M N")
 NONE = -float("inf")
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -29,6 +29,8 @@ from fusegen.validation import validate
 from fusegen.validation.bounds import analyse
 from tests.tools import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 M, N, K = dims("M N K")
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 

@@ -27,6 +27,8 @@ try:
 except EmulatorUnavailable as error:
     pytest.skip(f"no emulator: {str(error).splitlines()[0]}", allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 M, K, N = dims("M K N")
 
 

@@ -22,6 +22,8 @@ from fusegen.targets import target
 from fusegen.validation import validate
 from tests.specs import SHIPPED
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 B, D, H, M, N, S, V = dims("B D H M N S V")
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -18,6 +18,8 @@ from fusegen.runtime import Kernel
 from fusegen.targets import H200
 from fusegen.validation import validate
 
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
 M, N = dims("M N")
 
 
