@@ -29,7 +29,7 @@ from fusegen.language.elementwise import (
     where,
 )
 from fusegen.language.rearranging import groups, stack, tuple_text
-from fusegen.language.trace import Number, Value, caller, composite, viewed
+from fusegen.language.trace import Number, Value, caller, composite, python_number, viewed
 from fusegen.language.types import DTYPES, PACKED, DType, Size, f4e2m1, f8e4m3, f8e8m0, f32, shape_text
 from fusegen.language.views import View
 
@@ -129,12 +129,15 @@ USUAL_BLOCK = 128
 def quantize(
     x: Value, dtype: DType, scale: Value | Number | None = None, least: float | None = None, *, per: str = "",
     block: int | None = None, rule: str = "inverse", powers: bool | None = None,
+    scale_ub: Value | Number | None = None,
 ) -> Any:  # fmt: skip
     """x * (1 / scale) as 8 bits: `values, scale = F.quantize(x, f8e4m3)`, or `F.quantize(x, f8e4m3, scale)` -> values.
 
     Without a scale it is made of the largest magnitude `per` "row", "tensor", or "block" of so many neighbours along
     the row: f32 of [..., 1], of [1, ..., 1], or of [..., N // block]. `least` is the least magnitude that is scaled
-    for; `powers` asks for scales that are powers of 2, or for others. Unless said otherwise both are the rule's own:
+    for; `powers` asks for scales that are powers of 2, or for others. Unless said otherwise both are the rule's own.
+    `scale_ub`, a number or traced, is the most that amax of a row or of the tensor counts for, as in vLLM
+    and FBGEMM. The rules:
 
     - "inverse": scale = max(amax, 1e-12) / largest number of `dtype` (127 of i8); x * (1 / scale). No division is left
       in the elements. Powers of 2 are rounded up.
@@ -156,6 +159,7 @@ def quantize(
         narrow = ", ".join(name for name, known in few if known.narrow and not known.positive)
         raise SpecError(f"quantize: to {dtype!s}; it is to 8 bits or 4: {narrow}", caller())
     if rule == "nvfp4":
+        need_upper_bound(scale_ub, "block", dtype)
         return nvfp4(as_f32(x), dtype, scale, (per or "block", block or 16, least, powers))
     own = RULES.get(rule)
     per = per or ("block" if own and own.block else "row")
@@ -163,7 +167,7 @@ def quantize(
         raise SpecError(unknown_rule(per, rule), caller())
     x = as_f32(x)
     if scale is not None:
-        if (per, rule, least, powers) != ("row", "inverse", None, None):
+        if (per, rule, least, powers, scale_ub) != ("row", "inverse", None, None, None):
             raise SpecError("quantize: a scale is given, and a rule to make one; leave one of them out", caller())
         return cast(x * (1.0 / scale), dtype)
     if dtype.least == 0 and dtype.kind == "int":
@@ -173,6 +177,7 @@ def quantize(
     if least is None:
         least = own.least_of_block if per == "block" else own.least
     need_eps("quantize", least)
+    need_upper_bound(scale_ub, per, dtype)
     rank = len(x.shape)
     if per == "block":
         x = groups(x, (own.block or USUAL_BLOCK) if block is None else block)
@@ -180,6 +185,8 @@ def quantize(
         return by_pairs(x, rank, lambda top: scaled_blocks(top, own, dtype, least))
     magnitude = abs(x)
     largest = reduce("max", magnitude, tuple(range(-rank, 0)) if per == "tensor" else LAST)
+    if scale_ub is not None:
+        largest = minimum(largest, scale_ub)
     if isinstance(least, Value) or least != 0:
         largest = maximum(largest, least)
     row_scale, factor = own.scaled(largest, dtype, own.powers if powers is None else bool(powers))
@@ -227,6 +234,24 @@ def need_blocks(rule: str, own: Rule, dtype: DType, per: str, block: int | None,
         raise SpecError(f"quantize: rule={rule!r} is of floats of few bits, and {dtype} is none", caller())
     if powers is False:
         raise SpecError(f"quantize: rule={rule!r} has scales that are powers of 2, and none else", caller())
+
+
+def need_upper_bound(scale_ub: object, per: str, dtype: DType) -> None:
+    """Raises SpecError for what bounds no scale from above. The two sources bound amax of a row; of blocks some of
+    vLLM's kernels bound the scale itself, so those are left to their authors."""
+    if scale_ub is None:
+        return
+    if per == "block":
+        raise SpecError(
+            f"quantize: scale_ub={scale_ub!r} of blocks; it bounds amax of a row or of the tensor\n"
+            f"  bound the scales of blocks yourself, and give them: F.quantize(x, {dtype}, scale)",
+            caller(),
+        )
+    number = python_number(scale_ub)
+    if isinstance(number, Value):
+        return
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
+        raise SpecError(f"quantize: scale_ub={scale_ub!r}; it is a number above 0, or traced", caller())
 
 
 def unknown_rule(per: str, rule: str) -> str:

@@ -118,6 +118,60 @@ def test_bits_of_each_rule(per: str, vendor: str) -> None:
         assert same.all(), f"{rule} {powers}: {np.argwhere(~same)[:3]}"
 
 
+def per_token(x: Array, upper: float, limit: float, divided: bool) -> tuple[Array, Array]:
+    """vLLM's dynamic_per_token_scaled_fp8_quant_kernel_strided: absmax, fminf with scale_ub, over the limit, fmaxf
+    with min_scaling_factor; x over that. FBGEMM and `inverse` multiply by the reciprocal."""
+    wide = x.astype(np.float32)
+    top = np.abs(wide).max(-1, keepdims=True)
+    bounded = np.where(top > np.float32(upper), np.float32(upper), top)
+    floor = np.float32(1) / np.float32(limit * 512)
+    scale = bounded / np.float32(limit)
+    scale = np.where(scale < floor, floor, scale)
+    values = wide / scale if divided else wide * (np.float32(1) / scale)
+    return np.clip(values, -np.float32(limit), np.float32(limit)), scale
+
+
+@needs_compiler
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_upper_bounds(vendor: str) -> None:
+    """Of a number, and of one that the caller gives: rows above it are cut off at the type's ends, others are as they
+    were; one below `least` gives way to it, and NaN stays NaN."""
+
+    def spec(
+        x: bf16[M, N], upper: f32
+    ) -> tuple[f8e4m3[M, N], f32[M, 1], f8e5m2[M, N], f32[M, 1], f8e4m3[M, N], f32[M, 1]]:
+        return (
+            *F.quantize(x, f8e4m3, rule="vllm", least=1 / 512, scale_ub=upper),
+            *F.quantize(x, f8e5m2, least=1 / 512, scale_ub=2),
+            *F.quantize(x, f8e4m3, rule="vllm", least=1 / 512, scale_ub=1e-3),
+        )
+
+    x = operand()
+    x[5, 7] = np.nan
+    kernel = compile(chain(M=12, N=512)(spec), fusegen.target(vendor), on="emulator", validate=False)
+    got = [np.asarray(array) for array in kernel(x, 0.37)]
+    cases = [(0.37, 448.0, True, ml_dtypes.float8_e4m3fn), (2.0, 57344.0, False, ml_dtypes.float8_e5m2)]
+    cases.append((1e-3, 448.0, True, ml_dtypes.float8_e4m3fn))
+    for (upper, limit, divided, dtype), values, scale in zip(cases, got[::2], got[1::2], strict=True):
+        with np.errstate(over="ignore", invalid="ignore"):
+            wide, own = per_token(x, upper, limit, divided)
+            codes = wide.astype(dtype)
+        np.testing.assert_array_equal(scale, own)
+        both_nan = np.isnan(values.astype(np.float32)) & np.isnan(codes.astype(np.float32))
+        assert ((values.view(np.uint8) == codes.view(np.uint8)) | both_nan).all()
+        assert np.nanmax(own) <= max(upper, 1 / 512) / limit, "a row is above the bound"
+
+
+@needs_compiler
+def test_upper_bounds_hold_validation() -> None:
+    @chain(M=12, N=512)
+    def bounded(x: bf16[M, N], upper: f32) -> tuple[f8e4m3[M, N], f32[M, 1]]:
+        values, scale = F.quantize(x, f8e4m3, rule="vllm", scale_ub=upper)
+        return values, scale
+
+    validate(compile(bounded, fusegen.target("cuda:h200"), on="emulator", validate=False)).raise_for_error()
+
+
 def mx(x: Array, limit: float) -> tuple[Array, Array]:
     """TransformerEngine's float_to_e8m0 of amax * max_norm_rcp, and exp2f_rcp: codes of scales, and scaled values."""
     shown = x.astype(np.float32).reshape(len(x), -1, 32)
@@ -301,6 +355,10 @@ def test_powers_next_to_a_number(vendor: str) -> None:
         (lambda x: F.quantize(x, f8e8m0), "quantize: to f8e8m0; it is to 8 bits or 4: f8e4m3, f8e5m2"),
         (lambda x: F.dequantize(x, x[:, :3]), "the size N // 3 does not come out even at N=256"),
         (lambda x: F.quantize(x, f8e4m3, rule="nvfp4"), "quantize: rule='nvfp4' is of f4e2m1 in blocks of 16; leave"),
+        (lambda x: F.quantize(x, i8, scale_ub=0.0), "quantize: scale_ub=0.0; it is a number above 0, or traced"),
+        (lambda x: F.quantize(x, f8e4m3, per="block", scale_ub=1.0), "scale_ub=1.0 of blocks; it bounds amax of a"),
+        (lambda x: F.quantize(x, f4e2m1, rule="nvfp4", scale_ub=1.0), "scale_ub=1.0 of blocks; it bounds amax of a"),
+        (lambda x: F.quantize(x, i8, 0.5, scale_ub=1.0), "a scale is given, and a rule to make one; leave one"),
         (lambda x: F.quantize(x, i8, 0.5, rule="te"), "a scale is given, and a rule to make one; leave one"),
         (lambda x: F.quantize(x, f8e4m3, per="block", block=0), "groups: a group has 0 elements"),
     ],
