@@ -312,7 +312,15 @@ def ordinal_names(text: Text) -> Iterator[str]:
             yield f"{name}, {text.line(i)}"
 
 
+def names_of_the_compiler(text: Text) -> Iterator[str]:
+    """`v__ptr`: C++ keeps names with two underscores in a row for itself ([lex.name]); those that begin so are its."""
+    declared = [*text.locals(), *((i, text.words[i]) for i, _ in text.parameters())]
+    for i, name in declared:
+        if "__" in name:
+            yield f"{name}, {text.line(i)}"
+
+
 CHECKS: tuple[Callable[[Text], Iterator[str]], ...] = (
     unused_names, aliases, loops_of_one_trip, numbers_without_a_name, branches_alike, functions_alike,
-    names_of_the_c_library, ordinal_names,
+    names_of_the_c_library, ordinal_names, names_of_the_compiler,
 )  # fmt: skip

@@ -8,6 +8,7 @@ behind a name only where nothing short would tell two values apart, as in a long
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import math
 import re
@@ -121,11 +122,16 @@ FILE_SCOPE = C_LIBRARY | frozenset(
     """cospi cuda dim3 exp10 float2 float4 half2 hip int2 int4 j0 j1 jn llabs max min norm norm3d norm4d normcdf
     powi rcbrt rhypot rnorm rsqrt scalbln signbit sincos sinpi std uint3 y0 y1 yn""".split()  # noqa: SIM905
 )
-# names that read better than one of C's library with an underscore behind it
-INSTEAD = {"div": "quotient", "cos": "cosine", "sin": "sine", "tan": "tangent"}
+# names that read better than one of C's library or of the kernel's own with an underscore behind it, and have no two
+# in a row where the kernel puts a word behind it: those are the compiler's own (C++17, [lex.name])
+INSTEAD = {
+    "div": "quotient", "cos": "cosine", "sin": "sine", "tan": "tangent", "max": "maximum", "min": "minimum",
+    "row": "row_number", "col": "col_number", "last": "last_value",
+}  # fmt: skip
 # what a kernel makes of a name, alone or with more words behind it: `x_vec`, `x_vec_next`, `x_stride_M`
+POINTER = "_ptr"
 TENSOR_SUFFIXES = (
-    "_ptr", "_row", "_vec", "_stride", "_kept", "_pieces", "_ends", "_staged", "_last", "_edge", "_at", "_place",
+    POINTER, "_row", "_vec", "_stride", "_kept", "_pieces", "_ends", "_staged", "_last", "_edge", "_at", "_place",
     "_first", "_part", "_start", "_read", "_prefetched", "_found", "_count", "_wide", "_cols",
 )  # fmt: skip
 # values whose names others are called after
@@ -205,7 +211,7 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
     named = [n for n in graph.nodes if not (n.op.kind is Kind.LEAF and n.op.name in ("literal", "size"))]
     for node in named:
         name = graph.names.get(node, "")
-        if node not in names and first.get(name) is node and claims.is_free(claims.aside(name), of_values):
+        if node not in names and first.get(name) is node and claims.is_free(claims.aside(name, of_values), of_values):
             names[node] = claims.claim([name], of_values)
     describing = Describing(graph, names)
     for node in named:
@@ -254,7 +260,7 @@ class Claims:
     ) -> str:
         """The first of the names that is free, else the first one with a number; marks it as taken. One that is used
         `never_alone`, but before a suffix, may be that of something else in the kernel."""
-        names = [self.aside(name) for name in wanted]
+        names = [self.aside(name, suffixes) for name in wanted]
         found = next((name for name in names if self.is_free(name, suffixes, outputs)), "")
         if (
             never_alone
@@ -269,13 +275,14 @@ class Claims:
         self.note(found, suffixes)
         return found
 
-    def aside(self, name: str) -> str:
+    def aside(self, name: str, suffixes: tuple[str, ...]) -> str:
         """The name itself, or the nearest that no compiler and no part of the kernel has."""
         name = name if name.isascii() else "value"
-        if RESERVED.match(name):
+        array = POINTER in suffixes
+        if RESERVED.match(name) or (array and name.endswith("_")):
             name = name.strip("_") or "value"
         if name in self.frame or name.startswith(MACROS):
-            name = INSTEAD.get(name, f"{name}_")
+            name = INSTEAD.get(name) or (f"{name}_value" if array else f"{name}_")
         while other := self.maker(name):
             name = other + name[len(other) + 1 :]  # x_row becomes xrow: a number behind it would change nothing
         return name
@@ -389,6 +396,13 @@ def descent(node: Node) -> Iterator[Node]:
             seen.add(found)
             yield found
             stack.extend(reversed(found.inputs))
+
+
+def numbered(name: str, taken: Container[str]) -> str:
+    """The name, or where it is taken with the first number behind it, from 2 on, that makes it another."""
+    return next(
+        n for n in itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2))) if n not in taken
+    )
 
 
 def legal(name: str) -> str:

@@ -31,7 +31,7 @@ from typing import Any, NoReturn, get_args, get_origin
 from fusegen.errors import FusegenError, RequestError, SpecError, Where
 from fusegen.language.advice import advice
 from fusegen.language.graph import LARGEST_SIZE, Graph, Kind, Node, Operator, Tensor
-from fusegen.language.naming import hides_frame
+from fusegen.language.naming import hides_frame, numbered
 from fusegen.language.packing import number_of, returned_as_stored, stored_as
 from fusegen.language.products import check_products
 from fusegen.language.sizes import dims_in
@@ -244,8 +244,7 @@ def output_tensors(
         name = names.get(node, "out" if len(declared) == 1 else f"out{index}")
         if len(declared) == 1 or name in taken or not name.isascii():
             name = "out" if len(declared) == 1 else f"out{index}"
-        while name in taken or hides_frame(name):
-            name += "_"
+        name = numbered(f"{name}_value" if hides_frame(name) else name, taken)
         taken.append(name)
         outputs.append(Tensor(name, type, node))
     return tuple(outputs)

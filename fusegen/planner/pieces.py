@@ -85,7 +85,7 @@ def named_dims(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[RowDim, .
         while word == "elements" or any(
             f"{word}_size" == name or f"{word}_at" == name or name.endswith(f"_stride_{word}") for name in taken
         ):
-            word += "_"
+            word += "_2"
         found.append(RowDim(f"{word}_size", f"{word}_at", tuple(group)))
     return tuple(found)
 

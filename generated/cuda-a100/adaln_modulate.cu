@@ -9,8 +9,8 @@
 // traffic  201.5 MB moved, 201.5 MB ideal, 705.0 MB unfused in 4 launches
 // floor    98.8 us at 2.039 TB/s; memory-bound at 2.00 flop/B
 // rounding out to bf16 when stored; f32 between
-// needs    rows of 3072 elements, next to each other; x, scale, shift_, out: address and strides in
-//          multiples of 16 B
+// needs    rows of 3072 elements, next to each other; x, scale, shift_value, out: address and strides
+//          in multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -56,14 +56,14 @@ extern "C" __global__ void __launch_bounds__(64)
 adaln_modulate(
     const __nv_bfloat16* __restrict__ x_ptr,
     const __nv_bfloat16* __restrict__ scale_ptr,
-    const __nv_bfloat16* __restrict__ shift__ptr,
+    const __nv_bfloat16* __restrict__ shift_value_ptr,
     __nv_bfloat16* __restrict__ out_ptr,
     long long B_size,
     long long S_size,
     long long x_stride_B,
     long long x_stride_S,
     long long scale_stride_B,
-    long long shift__stride_B,
+    long long shift_value_stride_B,
     long long out_stride_B,
     long long out_stride_S)
 {
@@ -75,7 +75,7 @@ adaln_modulate(
   const unsigned S_at = static_cast<unsigned>(row) % static_cast<unsigned>(S_size);
   const __nv_bfloat16* const x_row = x_ptr + B_at * x_stride_B + S_at * x_stride_S;
   const __nv_bfloat16* const scale_row = scale_ptr + B_at * scale_stride_B;
-  const __nv_bfloat16* const shift__row = shift__ptr + B_at * shift__stride_B;
+  const __nv_bfloat16* const shift_value_row = shift_value_ptr + B_at * shift_value_stride_B;
   __nv_bfloat16* const out_row = out_ptr + B_at * out_stride_B + S_at * out_stride_S;
   Vec<__nv_bfloat16, 8> x_vec[6];
   float centered_kept[6][8];
@@ -116,23 +116,23 @@ adaln_modulate(
   const float variance_plus_eps = variance + 1e-06f;
   const float rstd = rsqrtf(variance_plus_eps);
 
-  // pass 3 of 3: read scale, shift_; write out
+  // pass 3 of 3: read scale, shift_value; write out
   #pragma unroll
   for (int v = 0; v < 6; ++v) {
     const int col = (v * row_threads + lane) * 8;
     const Vec<__nv_bfloat16, 8> scale_vec = load<8>(scale_row + col);
-    const Vec<__nv_bfloat16, 8> shift__vec = load<8>(shift__row + col);
+    const Vec<__nv_bfloat16, 8> shift_value_vec = load<8>(shift_value_row + col);
     Vec<__nv_bfloat16, 8> out_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float scale = __bfloat162float(scale_vec.at[j]);
-      const float shift_ = __bfloat162float(shift__vec.at[j]);
+      const float shift_value = __bfloat162float(shift_value_vec.at[j]);
       const float centered = centered_kept[v][j];
       const float normalized = centered * rstd;
       const float add = 1.0f + scale;
       const float mul = normalized * add;
-      const float mul_plus_shift = mul + shift_;
-      out_vec.at[j] = __float2bfloat16_rn(mul_plus_shift);
+      const float mul_plus_shift_value = mul + shift_value;
+      out_vec.at[j] = __float2bfloat16_rn(mul_plus_shift_value);
     }
     store<8>(out_row + col, out_vec);
   }

@@ -154,7 +154,7 @@ document_attention(
     const __nv_bfloat16* __restrict__ q_ptr,
     const __nv_bfloat16* __restrict__ k_ptr,
     const __nv_bfloat16* __restrict__ v_ptr,
-    const int* __restrict__ start__ptr,
+    const int* __restrict__ start_value_ptr,
     __nv_bfloat16* __restrict__ out_ptr,
     long long B_size,
     long long H_size,
@@ -168,8 +168,8 @@ document_attention(
     long long v_stride_B,
     long long v_stride_H,
     long long v_ld,
-    long long start__stride_B,
-    long long start__stride_S,
+    long long start_value_stride_B,
+    long long start_value_stride_S,
     long long out_stride_B,
     long long out_stride_H,
     long long out_stride_S)
@@ -187,10 +187,10 @@ document_attention(
   // what the mask leaves of a row's keys
   struct Ends { long long first, end, free_first, free_end; };
   const auto ends_of = [&](long long row) {
-    const int start_ = *(start__ptr + B_at * start__stride_B + row * start__stride_S);
-    const int row_ = static_cast<int>(row);
-    return Ends{static_cast<long long>(start_), static_cast<long long>(row_)
-        + 1, static_cast<long long>(start_), static_cast<long long>(row_) + 1};
+    const int start_value = *(start_value_ptr + B_at * start_value_stride_B + row * start_value_stride_S);
+    const int row_number = static_cast<int>(row);
+    return Ends{static_cast<long long>(start_value), static_cast<long long>(row_number)
+        + 1, static_cast<long long>(start_value), static_cast<long long>(row_number) + 1};
   };
   __shared__ int met[4][8];
   // each thread finds the ends of one row, and all of them meet
@@ -251,8 +251,8 @@ document_attention(
 
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[2], pivots[2], summed[2];
-  int start__here[2];
-  int row__here[2];
+  int start_value_here[2];
+  int row_number_here[2];
   #pragma unroll
   for (int r = 0; r < 2; ++r) {
     largest[r] = -INFINITY;
@@ -260,10 +260,10 @@ document_attention(
     summed[r] = 0.0f;
     const int m = warp_row + lane / 4 + r * 8;
     const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-    const int start_ = *(start__ptr + B_at * start__stride_B + row * start__stride_S);
-    const int row_ = static_cast<int>(row);
-    start__here[r] = start_;
-    row__here[r] = row_;
+    const int start_value = *(start_value_ptr + B_at * start_value_stride_B + row * start_value_stride_S);
+    const int row_number = static_cast<int>(row);
+    start_value_here[r] = start_value;
+    row_number_here[r] = row_number;
   }
   wait_copies<0>();
   __syncthreads();
@@ -316,13 +316,13 @@ document_attention(
       for (int n = 0; n < 8; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int col_ = key0 + n * 8 + lane % 4 * 2 + i % 2;
+          const int col_number = key0 + n * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[n][i];
-          const int start_ = start__here[i / 2];
-          const int row_ = row__here[i / 2];
+          const int start_value = start_value_here[i / 2];
+          const int row_number = row_number_here[i / 2];
           const float scores = q_times_k * 0.088388346f;
-          const bool ge = col_ >= start_;
-          const bool le = col_ <= row_;
+          const bool ge = col_number >= start_value;
+          const bool le = col_number <= row_number;
           const bool logical_and = ge && le;
           const float where = logical_and ? scores : (-INFINITY);
           q_times_k_sums[n][i] = where;

@@ -143,8 +143,8 @@ qk_causal_softmax(
   // what the mask leaves of a row's keys
   struct Ends { long long end, free_end; };
   const auto ends_of = [&](long long row) {
-    const int last_ = static_cast<int>(row);
-    return Ends{static_cast<long long>(last_) + 1, static_cast<long long>(last_) + 1};
+    const int last_value = static_cast<int>(row);
+    return Ends{static_cast<long long>(last_value) + 1, static_cast<long long>(last_value) + 1};
   };
   const Ends top_ends = ends_of(row0), last_ends = ends_of(row0 + rows_here - 1);
   constexpr int first_key = 0;
@@ -180,7 +180,7 @@ qk_causal_softmax(
 
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[2], pivots[2], summed[2];
-  int last__here[2];
+  int last_value_here[2];
   float inverse_sum_here[2];
   float out_masked[2];
   #pragma unroll
@@ -190,8 +190,8 @@ qk_causal_softmax(
     summed[r] = 0.0f;
     const int m = warp_row + lane / 4 + r * 8;
     const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-    const int last_ = static_cast<int>(row);
-    last__here[r] = last_;
+    const int last_value = static_cast<int>(row);
+    last_value_here[r] = last_value;
   }
   wait_copies<0>();
   __syncthreads();
@@ -251,9 +251,9 @@ qk_causal_softmax(
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 8 + lane % 4 * 2 + i % 2;
           const float matmul = matmul_sums[n][i];
-          const int last_ = last__here[i / 2];
+          const int last_value = last_value_here[i / 2];
           const float mul = matmul * 0.088388346f;
-          const bool keep = col_index <= last_;
+          const bool keep = col_index <= last_value;
           const float causal = keep ? mul : (-INFINITY);
           matmul_sums[n][i] = causal;
           peaks[i / 2] = larger(peaks[i / 2], matmul_sums[n][i]);
@@ -366,9 +366,9 @@ qk_causal_softmax(
             const int i = r * 2 + j;
             const int col_index = key0 + n * 8 + lane % 4 * 2 + i % 2;
             const float matmul = matmul_sums[n][i];
-            const int last_ = last__here[i / 2];
+            const int last_value = last_value_here[i / 2];
             const float mul = matmul * 0.088388346f;
-            const bool keep = col_index <= last_;
+            const bool keep = col_index <= last_value;
             const float causal = keep ? mul : (-INFINITY);
             const float e = power_of_2(fmaf(causal, 1.44269504f, -pivots[i / 2]));
             const float inverse_sum = inverse_sum_here[i / 2];

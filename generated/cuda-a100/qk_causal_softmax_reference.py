@@ -21,8 +21,8 @@ def qk_causal_softmax(query, key):
     small_pow = np.power(query.shape[-1], (-0.5))
     mul = matmul * small_pow
     col_index = np.arange(key.shape[-2], dtype=np.int32)
-    last_ = np.arange(query.shape[-2], dtype=np.int32)[:, None]
-    keep = col_index <= last_
+    last_value = np.arange(query.shape[-2], dtype=np.int32)[:, None]
+    keep = col_index <= last_value
     causal = np.where(keep, mul, (-np.inf))
     top = causal.max(-1, keepdims=True)
     top_is_minus_inf = top == (-np.inf)

@@ -235,13 +235,13 @@ document_attention(
     const __grid_constant__ CUtensorMap q_map,
     const __grid_constant__ CUtensorMap k_map,
     const __grid_constant__ CUtensorMap v_map,
-    const int* __restrict__ start__ptr,
+    const int* __restrict__ start_value_ptr,
     const __grid_constant__ CUtensorMap out_map,
     long long B_size,
     long long H_size,
     long long S_size,
-    long long start__stride_B,
-    long long start__stride_S)
+    long long start_value_stride_B,
+    long long start_value_stride_S)
 {
   // the queries, 2 tiles of keys and of values, and the barriers that tell when they are there and when their place is free
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -272,10 +272,10 @@ document_attention(
   // what the mask leaves of a row's keys
   struct Ends { long long first, end, free_first, free_end; };
   const auto ends_of = [&](long long row) {
-    const int start_ = *(start__ptr + B_at * start__stride_B + row * start__stride_S);
-    const int row_ = static_cast<int>(row);
-    return Ends{static_cast<long long>(start_), static_cast<long long>(row_)
-        + 1, static_cast<long long>(start_), static_cast<long long>(row_) + 1};
+    const int start_value = *(start_value_ptr + B_at * start_value_stride_B + row * start_value_stride_S);
+    const int row_number = static_cast<int>(row);
+    return Ends{static_cast<long long>(start_value), static_cast<long long>(row_number)
+        + 1, static_cast<long long>(start_value), static_cast<long long>(row_number) + 1};
   };
   __shared__ int met[4][12];
   // each thread finds the ends of one row, and all of them meet
@@ -341,8 +341,8 @@ document_attention(
 
     // for each of the thread's two rows: the largest logit so far, and sums of exponentials against it
     float largest[2], pivots[2], summed[2], shrinks[2];
-    int start__here[2];
-    int row__here[2];
+    int start_value_here[2];
+    int row_number_here[2];
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
       largest[r] = -INFINITY;
@@ -350,10 +350,10 @@ document_attention(
       summed[r] = 0.0f;
       const int m = warp_row + lane / 4 + r * 8;
       const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-      const int start_ = *(start__ptr + B_at * start__stride_B + row * start__stride_S);
-      const int row_ = static_cast<int>(row);
-      start__here[r] = start_;
-      row__here[r] = row_;
+      const int start_value = *(start_value_ptr + B_at * start_value_stride_B + row * start_value_stride_S);
+      const int row_number = static_cast<int>(row);
+      start_value_here[r] = start_value;
+      row_number_here[r] = row_number;
     }
     float q_times_k_sums[64];  // of 64 queries and the tile's keys: queries @ keys^T, then logits, then weights
     unsigned weights[32];  // rounded, two in a register: as wgmma takes them
@@ -405,12 +405,12 @@ document_attention(
       } else {
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
-          const int col_ = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+          const int col_number = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[i];
-          const int start_ = start__here[i / 2 % 2];
-          const int row_ = row__here[i / 2 % 2];
-          const bool ge = col_ >= start_;
-          const bool le = col_ <= row_;
+          const int start_value = start_value_here[i / 2 % 2];
+          const int row_number = row_number_here[i / 2 % 2];
+          const bool ge = col_number >= start_value;
+          const bool le = col_number <= row_number;
           const bool logical_and = ge && le;
           const float where = logical_and ? q_times_k : (-INFINITY);
           q_times_k_sums[i] = where;

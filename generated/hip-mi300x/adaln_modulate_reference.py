@@ -5,7 +5,7 @@ LayerNorm(x) * (1 + scale) + shift, the scale and the shift those of the sample.
 Operands, with leading axes of any size:
     x: bf16[B, S, N]
     scale: bf16[B, 1, N]
-    shift_: bf16[B, 1, N]
+    shift_value: bf16[B, 1, N]
 
 Returns out bf16[B, S, N]; floats are left in float64, not yet rounded to the storage type.
 """
@@ -14,10 +14,10 @@ import numpy as np
 
 
 @np.errstate(all="ignore")
-def adaln_modulate(x, scale, shift_):
+def adaln_modulate(x, scale, shift_value):
     x = np.asarray(x).astype(np.float64)
     scale = np.asarray(scale).astype(np.float64)
-    shift_ = np.asarray(shift_).astype(np.float64)
+    shift_value = np.asarray(shift_value).astype(np.float64)
     sum_of_x = x.sum(-1, keepdims=True)
     mean = sum_of_x / x.shape[-1]
     centered = x - mean
@@ -29,5 +29,5 @@ def adaln_modulate(x, scale, shift_):
     normalized = centered * rstd
     add = 1.0 + scale
     mul = normalized * add
-    mul_plus_shift = mul + shift_
-    return mul_plus_shift
+    mul_plus_shift_value = mul + shift_value
+    return mul_plus_shift_value

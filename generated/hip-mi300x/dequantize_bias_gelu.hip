@@ -9,8 +9,8 @@
 // traffic  100.7 MB moved, 100.7 MB ideal, 637.6 MB unfused in 3 launches
 // floor    19.0 us at 5.3 TB/s; memory-bound at 6.00 flop/B
 // rounding out to bf16 when stored; f32 between
-// needs    rows of 4096 elements, next to each other; values_: address and strides in multiples of 8 B;
-//          bias, out: address and strides in multiples of 16 B; bias [N] shared by every row
+// needs    rows of 4096 elements, next to each other; values_value: address and strides in multiples of
+//          8 B; bias, out: address and strides in multiples of 16 B; bias [N] shared by every row
 
 #ifndef NAN
 #define NAN __int_as_float(0x7fc00000)
@@ -60,12 +60,12 @@ __device__ __forceinline__ float gelu_by_tanh(float x) {
 
 extern "C" __global__ void __launch_bounds__(128)
 dequantize_bias_gelu(
-    const unsigned char* __restrict__ values__ptr,
+    const unsigned char* __restrict__ values_value_ptr,
     const float* __restrict__ scale_ptr,
     const __bf16* __restrict__ bias_ptr,
     __bf16* __restrict__ out_ptr,
     long long rows,
-    long long values__stride,
+    long long values_value_stride,
     long long scale_stride,
     long long out_stride)
 {
@@ -75,22 +75,22 @@ dequantize_bias_gelu(
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= rows * row_blocks) return;  // the grid's last line is longer than what is left
   const long long row = tile / row_blocks;
-  const unsigned char* const values__row = values__ptr + row * values__stride;
+  const unsigned char* const values_value_row = values_value_ptr + row * values_value_stride;
   const float* const scale_row = scale_ptr + row * scale_stride;
   __bf16* const out_row = out_ptr + row * out_stride;
   const float scale = *scale_row;
   const int col = static_cast<int>(tile % row_blocks) * tile_cols + lane * 8;
 
-  // pass 1 of 1: read values_, bias; write out
+  // pass 1 of 1: read values_value, bias; write out
   {
-    const Vec<unsigned char, 8> values__vec = load<8>(values__row + col);
+    const Vec<unsigned char, 8> values_value_vec = load<8>(values_value_row + col);
     const Vec<__bf16, 8> bias_vec = load<8>(bias_ptr + col);
     Vec<__bf16, 8> out_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float values_ = f8e4m3_value(values__vec.at[j]);
+      const float values_value = f8e4m3_value(values_value_vec.at[j]);
       const float bias = static_cast<float>(bias_vec.at[j]);
-      const float dequantize = values_ * scale;
+      const float dequantize = values_value * scale;
       const float add = dequantize + bias;
       const float gelu = gelu_by_tanh(add);
       out_vec.at[j] = static_cast<__bf16>(gelu);

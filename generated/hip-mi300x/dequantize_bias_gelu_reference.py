@@ -3,7 +3,7 @@
 gelu(values * scale + bias), with a scale for each row.
 
 Operands, with leading axes of any size:
-    values_: f8e4m3[M, N]
+    values_value: f8e4m3[M, N]
     scale: f32[M, 1]
     bias: bf16[N]
 
@@ -14,11 +14,11 @@ import numpy as np
 
 
 @np.errstate(all="ignore")
-def dequantize_bias_gelu(values_, scale, bias):
-    values_ = np.asarray(values_).astype(np.float64)
+def dequantize_bias_gelu(values_value, scale, bias):
+    values_value = np.asarray(values_value).astype(np.float64)
     scale = np.asarray(scale).astype(np.float64)
     bias = np.asarray(bias).astype(np.float64)
-    dequantize = values_ * scale
+    dequantize = values_value * scale
     add = dequantize + bias
     gelu = 0.5 * add * (1 + np.tanh(0.7978845608028654 * (add + 0.044715 * add * add * add)))
     return gelu

@@ -6,7 +6,7 @@ Operands, with leading axes of any size:
     q: bf16[B, H, S, D]
     k: bf16[B, H, T, D]
     v: bf16[B, H, T, D]
-    start_: i32[B, 1, S, 1]
+    start_value: i32[B, 1, S, 1]
 
 Returns out bf16[B, H, S, D]; floats are left in float64, not yet rounded to the storage type.
 """
@@ -15,19 +15,19 @@ import numpy as np
 
 
 @np.errstate(all="ignore")
-def document_attention(q, k, v, start_):
+def document_attention(q, k, v, start_value):
     q = np.asarray(q).astype(np.float64)
     k = np.asarray(k).astype(np.float64)
     v = np.asarray(v).astype(np.float64)
-    start_ = np.asarray(start_).astype(np.int32)
+    start_value = np.asarray(start_value).astype(np.int32)
     k_T = np.swapaxes(k, -1, -2)
     q_times_k = q @ k_T
     small_pow = np.power(q.shape[-1], (-0.5))
     scores = q_times_k * small_pow
-    row_ = np.arange(q.shape[-2], dtype=np.int32)[:, None]
-    col_ = np.arange(k.shape[-2], dtype=np.int32)
-    ge = col_ >= start_
-    le = col_ <= row_
+    row_number = np.arange(q.shape[-2], dtype=np.int32)[:, None]
+    col_number = np.arange(k.shape[-2], dtype=np.int32)
+    ge = col_number >= start_value
+    le = col_number <= row_number
     logical_and = ge & le
     where = np.where(logical_and, scores, (-np.inf))
     top = where.max(-1, keepdims=True)

@@ -154,9 +154,9 @@ gqa_window_attention(
   constexpr long long first_keys = 1023;
   struct Ends { long long first, end, free_first, free_end; };
   const auto ends_of = [&](long long row) {
-    const int row_ = static_cast<int>(row);
-    return Ends{static_cast<long long>(row_) - first_keys, static_cast<long long>(row_)
-        + 1, static_cast<long long>(row_) - first_keys, static_cast<long long>(row_) + 1};
+    const int row_number = static_cast<int>(row);
+    return Ends{static_cast<long long>(row_number) - first_keys, static_cast<long long>(row_number)
+        + 1, static_cast<long long>(row_number) - first_keys, static_cast<long long>(row_number) + 1};
   };
   const Ends top_ends = ends_of(row0), last_ends = ends_of(row0 + rows_here - 1);
   const int first_key = within_keys(least(top_ends.first, last_ends.first)) / tile_keys * tile_keys;
@@ -206,7 +206,7 @@ gqa_window_attention(
 
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[1], pivots[1], summed[1];
-  int row__here[1];
+  int row_number_here[1];
   int sub_here[1];
   {
     largest[0] = -INFINITY;
@@ -214,10 +214,10 @@ gqa_window_attention(
     summed[0] = 0.0f;
     const int m = warp_row + lane % 16;
     const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-    const int row_ = static_cast<int>(row);
+    const int row_number = static_cast<int>(row);
     constexpr int sub_keys = 1024;
-    const int sub = row_ - sub_keys;
-    row__here[0] = row_;
+    const int sub = row_number - sub_keys;
+    row_number_here[0] = row_number;
     sub_here[0] = sub;
   }
   __syncthreads();
@@ -269,13 +269,13 @@ gqa_window_attention(
       for (int n = 0; n < 4; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int col_ = key0 + n * 16 + lane / 16 * 4 + i;
+          const int col_number = key0 + n * 16 + lane / 16 * 4 + i;
           const float q_times_k = q_times_k_sums[n][i];
-          const int row_ = row__here[0];
+          const int row_number = row_number_here[0];
           const int sub = sub_here[0];
           const float scores = q_times_k * 0.088388346f;
-          const bool le = col_ <= row_;
-          const bool gt = col_ > sub;
+          const bool le = col_number <= row_number;
+          const bool gt = col_number > sub;
           const bool logical_and = le && gt;
           const float where = logical_and ? scores : (-INFINITY);
           q_times_k_sums[n][i] = where;

@@ -22,11 +22,11 @@ def gqa_window_attention(q, k, v):
     q_times_k = q @ k_T
     small_pow = np.power(q.shape[-1], (-0.5))
     scores = q_times_k * small_pow
-    row_ = np.arange(q.shape[-2], dtype=np.int32)[:, None]
-    col_ = np.arange(k.shape[-2], dtype=np.int32)
-    le = col_ <= row_
-    sub = row_ - 1024
-    gt = col_ > sub
+    row_number = np.arange(q.shape[-2], dtype=np.int32)[:, None]
+    col_number = np.arange(k.shape[-2], dtype=np.int32)
+    le = col_number <= row_number
+    sub = row_number - 1024
+    gt = col_number > sub
     logical_and = le & gt
     where = np.where(logical_and, scores, (-np.inf))
     top = where.max(-1, keepdims=True)

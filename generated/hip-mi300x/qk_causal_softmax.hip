@@ -128,8 +128,8 @@ qk_causal_softmax(
   // what the mask leaves of a row's keys
   struct Ends { long long end, free_end; };
   const auto ends_of = [&](long long row) {
-    const int last_ = static_cast<int>(row);
-    return Ends{static_cast<long long>(last_) + 1, static_cast<long long>(last_) + 1};
+    const int last_value = static_cast<int>(row);
+    return Ends{static_cast<long long>(last_value) + 1, static_cast<long long>(last_value) + 1};
   };
   const Ends top_ends = ends_of(row0), last_ends = ends_of(row0 + rows_here - 1);
   constexpr int first_key = 0;
@@ -165,7 +165,7 @@ qk_causal_softmax(
 
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[1], pivots[1], summed[1];
-  int last__here[1];
+  int last_value_here[1];
   float inverse_sum_here[1];
   float out_masked[1];
   {
@@ -174,8 +174,8 @@ qk_causal_softmax(
     summed[0] = 0.0f;
     const int m = warp_row + lane % 16;
     const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-    const int last_ = static_cast<int>(row);
-    last__here[0] = last_;
+    const int last_value = static_cast<int>(row);
+    last_value_here[0] = last_value;
   }
   __syncthreads();
   const __bf16* const query_lane = ring + query_at + (warp_row + lane % 16) * query_pitch + lane / 16 * 8;
@@ -233,9 +233,9 @@ qk_causal_softmax(
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
           const float matmul = matmul_sums[n][i];
-          const int last_ = last__here[0];
+          const int last_value = last_value_here[0];
           const float mul = matmul * 0.088388346f;
-          const bool keep = col_index <= last_;
+          const bool keep = col_index <= last_value;
           const float causal = keep ? mul : (-INFINITY);
           matmul_sums[n][i] = causal;
           peaks[0] = larger(peaks[0], matmul_sums[n][i]);
@@ -341,9 +341,9 @@ qk_causal_softmax(
             const int i = j;
             const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
             const float matmul = matmul_sums[n][i];
-            const int last_ = last__here[0];
+            const int last_value = last_value_here[0];
             const float mul = matmul * 0.088388346f;
-            const bool keep = col_index <= last_;
+            const bool keep = col_index <= last_value;
             const float causal = keep ? mul : (-INFINITY);
             const float e = power_of_2(fmaf(causal, 1.44269504f, -pivots[0]));
             const float inverse_sum = inverse_sum_here[0];

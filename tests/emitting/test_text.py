@@ -29,6 +29,7 @@ FAULTS = {
     "functions_alike": "void f(int i) { g(i - 1); } void g(int i) { g(i - 1); } void h(int i) { f(i - 1); }",
     "names_of_the_c_library": "void f(int i) { const int floor = i + 1; f(floor); }",
     "ordinal_names": "void f(int add) { const int add_2 = add + 1; const int log_2 = add_2; f(log_2); }",
+    "names_of_the_compiler": "void f(const float* v__ptr) { g(v__ptr); }",
 }
 
 

@@ -245,6 +245,22 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"(?<![\w.>:])[A-Za-z_]\w*", code))
 
 
+def test_arrays_have_no_two_underscores_in_a_row() -> None:
+    """An operand that ends with one, as its name is Python's or the kernel's, and results and values of such names."""
+
+    @chain(M=3, N=70)
+    def spec(lambda_: f32[M, N], x_: f16[N], row: f32[M, N]) -> tuple[f32[M, N], f32[M, 1]]:
+        max = F.max(lambda_ * x_ + row)
+        v = lambda_ - max
+        return v, max
+
+    names = set(value_names(spec.graph).values())
+    assert {"lambda_value", "x", "row_number", "maximum"} <= names
+    for gpu in (H200, MI300X):
+        text = render(candidates(spec.graph, gpu).plans[0]).text
+        assert not re.findall(r"\b[a-zA-Z]\w*__\w*", text.replace("__global__ void", "").split("extern")[1])
+
+
 def test_an_unnamed_value_is_called_after_what_it_is_of() -> None:
     @chain(M=8, N=16)
     def spread(x: f32[M, N], sum_of_x: f32[N]) -> f32[M, N]:

@@ -122,7 +122,9 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "// queries of a block, keys of a tile, and all keys",
             f"constexpr int tile_rows = {t.rows}, tile_keys = {t.keys}, keys = {plan.keys}, stages = {t.stages};",
             *self.dealing(),
-            f"constexpr int warpgroup = 128, consumers = {plan.consumers};  // threads, and warpgroups",
+            f"constexpr int warpgroup = 128, consumers = {plan.consumers};  // threads, and warpgroups"
+            if plan.consumers > 1 or plan.stored
+            else "constexpr int warpgroup = 128;  // threads",
             "// bytes of a line of shared memory, of 64 columns of a tile's lines, and of all of them",
             f"constexpr int line_bytes = {LINE_BYTES};",
             "constexpr int query_segment = tile_rows * line_bytes, key_segment = tile_keys * line_bytes;",

@@ -120,10 +120,11 @@ class Reductions(Part):
     def results(self, r: Reduction, function: str = "") -> list[str]:
         """What all threads of the row make of their parts, by the prelude's function or another."""
         reducer = reducer_of(r.kind, r.dtype)
-        function = function or reducer.function
         count = len(reducer.fields) if self.plan.slots else 0
         slots = [f", {self.parts}[{r.slot + i}]" for i in range(count)]
-        call = f"{function}({r.part}{''.join(slots)})"
+        call = f"{function or reducer.function}({r.part}{''.join(slots)})"
+        if not function and self.has_rows_alone(reducer):
+            call = r.part
         if r.kind == "softmax":
             whole = f"{r.results[1]}_all"
             total = f"{self.unless_masked(r, f'{whole}.top')}{whole}.total"
@@ -142,6 +143,10 @@ class Reductions(Part):
         if reducer.ctype == "unsigned":
             call = f"static_cast<int>({call})"
         return [self.words.define(r.results[0], r.dtype, call)]
+
+    def has_rows_alone(self, reducer: Reducer) -> bool:
+        """Has each thread the whole of what it reduces? Then there is no function to call."""
+        return self.plan.tile.row_threads == 1 and self.plan.tile.cluster == 1 and len(reducer.fields) == 1
 
     # ---- of groups of the row
 
@@ -178,7 +183,7 @@ class Reductions(Part):
 
     def row_reduces(self) -> list[RowReduce]:
         """The reduction functions of the prelude, one a kind that the plan uses."""
-        return [self.row_reduce(*kind) for kind in self.row_kinds()]
+        return [self.row_reduce(*kind) for kind in self.row_kinds() if not self.has_rows_alone(reducer_of(*kind))]
 
     def row_kinds(self) -> list[tuple[ReductionKind, DType]]:
         """And the type of what each reduces. A sum of exponentials needs no more than to be added up where their

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Graph, Kind, Node, Operator, Tensor
+from fusegen.language.naming import numbered
 from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
 from fusegen.language.types import TensorType, f32
@@ -78,9 +79,7 @@ def by_parts(step: Lowered, sums: tuple[Node, ...], behind: set[Node], late: lis
     made: list[Tensor] = []
     for node in sums:
         own = next((t.name for t in graph.outputs if t.node is node), graph.names.get(node, node.op.name))
-        name = f"{own}_parts"
-        while name in taken:
-            name += "_"
+        name = numbered(f"{own}_parts", taken)
         taken.add(name)
         shape = (*(1,) * (len(graph.shape) - 2), count, graph.shape[-1])
         part = replace(

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Literal
 
 from fusegen.language.graph import Graph, Node
+from fusegen.language.naming import numbered
 from fusegen.language.reference import reference_source
 from fusegen.language.sizes import Shape, Size, dims_in
 from fusegen.language.types import TensorType, size_of
@@ -156,8 +157,7 @@ class ProgramPlan:
         """The plan of one launch of these steps."""
         said = tuple(step.name.removeprefix(f"{self.name}_") for step in steps)
         name = self.name if len(steps) == len(self.steps) else f"{self.name}_{'_'.join(said)}"
-        while any(step.name == name for step in self.steps if step not in steps):
-            name += "_"
+        name = numbered(name, {step.name for step in self.steps if step not in steps})
         return JoinedPlan(name, self.target, tuple(step.plan for step in steps), said)
 
     @property

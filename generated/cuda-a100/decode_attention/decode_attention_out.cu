@@ -57,16 +57,6 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
-// the largest value over the 1 threads of a row, in every one of them
-__device__ __forceinline__ float row_max(float v) {
-  return v;
-}
-
-// the sum over the 1 threads of a row, in every one of them
-__device__ __forceinline__ float row_sum(float v) {
-  return v;
-}
-
 extern "C" __global__ void __launch_bounds__(128)
 decode_attention_out(
     const float* __restrict__ out_parts_part_ptr,
@@ -128,7 +118,7 @@ decode_attention_out(
       top_part = larger(top_part, top_parts_part);
     }
   }
-  const float top = row_max(top_part);
+  const float top = top_part;
   const bool top_is_minus_inf = top == (-INFINITY);
   const float pivot = top_is_minus_inf ? 0.0f : top;
 
@@ -159,8 +149,8 @@ decode_attention_out(
       sum_of_products_part += out_parts_part_times_exp;
     }
   }
-  const float sum_of_exps = row_sum(sum_of_exps_part);
-  const float sum_of_products = row_sum(sum_of_products_part);
+  const float sum_of_exps = sum_of_exps_part;
+  const float sum_of_products = sum_of_products_part;
   const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
   const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;

@@ -57,16 +57,6 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
-// the largest value over the 1 threads of a row, in every one of them
-__device__ __forceinline__ float row_max(float v) {
-  return v;
-}
-
-// the sum over the 1 threads of a row, in every one of them
-__device__ __forceinline__ float row_sum(float v) {
-  return v;
-}
-
 extern "C" __global__ void __launch_bounds__(128)
 decoder_layer_mixed(
     const float* __restrict__ mixed_parts_part_ptr,
@@ -96,7 +86,7 @@ decoder_layer_mixed(
     long long mixed_stride_E)
 {
   constexpr int block_rows = 128;  // that a block takes
-  const int lane = 0;  // a thread takes a row of its own
+  constexpr int lane = 0;  // a thread takes a row of its own
   const long long rows = B_size * H_size * G_size * E_size;
   const long long own_row = static_cast<long long>(blockIdx.x) * block_rows + threadIdx.x;
   const bool live = own_row < rows;
@@ -126,7 +116,7 @@ decoder_layer_mixed(
       top_part = larger(top_part, top_parts_part);
     }
   }
-  const float top = row_max(top_part);
+  const float top = top_part;
   const bool top_is_minus_inf = top == (-INFINITY);
   const float pivot = top_is_minus_inf ? 0.0f : top;
 
@@ -150,8 +140,8 @@ decoder_layer_mixed(
       sum_of_products_part += mixed_parts_part_times_exp;
     }
   }
-  const float sum_of_exps = row_sum(sum_of_exps_part);
-  const float sum_of_products = row_sum(sum_of_products_part);
+  const float sum_of_exps = sum_of_exps_part;
+  const float sum_of_products = sum_of_products_part;
   const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
   const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;

@@ -1,6 +1,6 @@
 // decoder_layer_q  bf16[B, D], bf16[D], bf16[E_times_G_times_H, D], bf16[E_times_H, D], bf16[E_times_H, D] -> f32[B, E_times_G_times_H],
 //   f32[B, E_times_H], f32[B, E_times_H]  at B=8 D=4096 E_times_G_times_H=4096 E_times_H=1024
-// q, k_, v_ of decoder_layer.
+// q, k_value, v_value of decoder_layer.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
 // tile     8 x 16 tiles, slice-K by 8 groups of warps; slices of 64 in a ring of 3 for each group
@@ -8,8 +8,8 @@
 // floor    24.8 us at 2.039 TB/s; memory-bound at 7.96 flop/B
 // rounding x * norm to bf16 before it is multiplied, and only then scaled by rrms; f32 between
 // needs    D=4096, E_times_G_times_H=4096, E_times_H=1024; rows of all operands next to each other; x,
-//          norm, wq, wk, wv, q, k_, v_: address and strides in multiples of 16 B; norm [D] shared by
-//          every row
+//          norm, wq, wk, wv, q, k_value, v_value: address and strides in multiples of 16 B; norm [D]
+//          shared by every row
 
 #include <cuda_bf16.h>
 
@@ -158,16 +158,16 @@ decoder_layer_q(
     const __nv_bfloat16* __restrict__ wk_ptr,
     const __nv_bfloat16* __restrict__ wv_ptr,
     float* __restrict__ q_ptr,
-    float* __restrict__ k__ptr,
-    float* __restrict__ v__ptr,
+    float* __restrict__ k_value_ptr,
+    float* __restrict__ v_value_ptr,
     long long rows,
     long long x_stride,
     long long wq_ld,
     long long wk_ld,
     long long wv_ld,
     long long q_stride,
-    long long k__stride,
-    long long v__stride)
+    long long k_value_stride,
+    long long v_value_stride)
 {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
@@ -329,14 +329,14 @@ decoder_layer_q(
       const float mean = sum_of_squares / 4096.0f;
       const float mean_plus_eps = mean + 1e-06f;
       const float rrms = rsqrtf(mean_plus_eps);
-      Vec<float, 8> k__vec;
+      Vec<float, 8> k_value_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float matmul_wk = matmul_wk_total.at[j];
         const float k_ = matmul_wk * rrms;
-        k__vec.at[j] = k_;
+        k_value_vec.at[j] = k_;
       }
-      store<8>(k__ptr + row * k__stride + col, k__vec);
+      store<8>(k_value_ptr + row * k_value_stride + col, k_value_vec);
     }
   }
 
@@ -351,14 +351,14 @@ decoder_layer_q(
       const float mean = sum_of_squares / 4096.0f;
       const float mean_plus_eps = mean + 1e-06f;
       const float rrms = rsqrtf(mean_plus_eps);
-      Vec<float, 8> v__vec;
+      Vec<float, 8> v_value_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float matmul_wv = matmul_wv_total.at[j];
         const float v_ = matmul_wv * rrms;
-        v__vec.at[j] = v_;
+        v_value_vec.at[j] = v_;
       }
-      store<8>(v__ptr + row * v__stride + col, v__vec);
+      store<8>(v_value_ptr + row * v_value_stride + col, v_value_vec);
     }
   }
 }

@@ -2,17 +2,17 @@
 // attended of decoder_layer_prefill.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// views    v_part is v_ as [H, 1, S, E]; queries is turned as [H, G, S, E]; keys_part is keys as [H, 1,
-//          S, E]
+// views    v_value_part is v_value as [H, 1, S, E]; queries is turned as [H, G, S, E]; keys_part is
+//          keys as [H, 1, S, E]
 // tile     128 queries a block of 8 warps, tiles of 128 keys, the next tile copied meanwhile; of keys
 //          behind the last that a block's rows need, none are read; conditions are tested in tiles that
 //          an end cuts
 // traffic  83.9 MB moved, 83.9 MB ideal, 4378.9 MB with products apart, 11995.7 MB unfused in 8
 //          launches
 // floor    440.6 us at 312 TFLOP/s for products; compute-bound at 1638.80 flop/B
-// rounding e, before it is divided by its row's sum, to bf16 where it meets v_part; cast to bf16 by an
-//          explicit cast; attended to bf16 when stored; f32 between
-// needs    S=4096, E=128; rows of all operands next to each other; queries, keys_part, v_part,
+// rounding e, before it is divided by its row's sum, to bf16 where it meets v_value_part; cast to bf16
+//          by an explicit cast; attended to bf16 when stored; f32 between
+// needs    S=4096, E=128; rows of all operands next to each other; queries, keys_part, v_value_part,
 //          attended: address and strides in multiples of 16 B
 
 #include <cuda_bf16.h>
@@ -57,8 +57,8 @@ __device__ __forceinline__ float power_of_2(float x) {
 constexpr int tile_rows = 128, tile_keys = 128, keys = 4096, threads = 256;
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
 // of 8 lines lies in different banks
-constexpr int queries_pitch = 136, keys_part_pitch = 136, v_part_pitch = 136;
-constexpr int v_part_at = 17408, stage_elements = 34816;  // of a tile's values, and to the next stage
+constexpr int queries_pitch = 136, keys_part_pitch = 136, v_value_part_pitch = 136;
+constexpr int v_value_part_at = 17408, stage_elements = 34816;  // of a tile's values, and to the next stage
 constexpr int stage_bytes = 2 * stage_elements;
 constexpr int queries_at = 34816;
 constexpr int sums_stride = 132;  // floats of a row of sums
@@ -137,7 +137,7 @@ __device__ __forceinline__ void multiply_add(
 
 extern "C" __global__ void __launch_bounds__(256)
 decoder_layer_prefill_attended(
-    const __nv_bfloat16* __restrict__ v_part_ptr,
+    const __nv_bfloat16* __restrict__ v_value_part_ptr,
     const __nv_bfloat16* __restrict__ queries_ptr,
     const __nv_bfloat16* __restrict__ keys_part_ptr,
     __nv_bfloat16* __restrict__ attended_ptr,
@@ -149,8 +149,8 @@ decoder_layer_prefill_attended(
     long long queries_stride_S,
     long long keys_part_stride_H,
     long long keys_part_ld,
-    long long v_part_stride_H,
-    long long v_part_ld,
+    long long v_value_part_stride_H,
+    long long v_value_part_ld,
     long long attended_stride_H,
     long long attended_stride_G,
     long long attended_stride_S)
@@ -187,9 +187,10 @@ decoder_layer_prefill_attended(
   const int keys_part_row = threadIdx.x / 16, keys_part_col = threadIdx.x % 16 * 8;
   const __nv_bfloat16* const keys_part_from = keys_part_ptr + H_at * keys_part_stride_H + keys_part_row * keys_part_ld + keys_part_col;
   const unsigned keys_part_to = ring_at + (keys_part_row * keys_part_pitch + keys_part_col) * 2;
-  const int v_part_row = threadIdx.x / 16, v_part_col = threadIdx.x % 16 * 8;
-  const __nv_bfloat16* const v_part_from = v_part_ptr + H_at * v_part_stride_H + v_part_row * v_part_ld + v_part_col;
-  const unsigned v_part_to = ring_at + (v_part_at + v_part_row * v_part_pitch + v_part_col) * 2;
+  const int v_value_part_row = threadIdx.x / 16, v_value_part_col = threadIdx.x % 16 * 8;
+  const __nv_bfloat16* const v_value_part_from = v_value_part_ptr + H_at * v_value_part_stride_H + v_value_part_row * v_value_part_ld
+      + v_value_part_col;
+  const unsigned v_value_part_to = ring_at + (v_value_part_at + v_value_part_row * v_value_part_pitch + v_value_part_col) * 2;
   const auto copy_tile = [&](int key0, int stage) {
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
@@ -198,8 +199,8 @@ decoder_layer_prefill_attended(
     }
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
-      copy_chunk<8>(v_part_to + v * (16 * v_part_pitch * 2) + stage * stage_bytes,
-          v_part_from + (key0 + v * 16) * v_part_ld, 8);
+      copy_chunk<8>(v_value_part_to + v * (16 * v_value_part_pitch * 2) + stage * stage_bytes,
+          v_value_part_from + (key0 + v * 16) * v_value_part_ld, 8);
     }
     commit_copies();
   };
@@ -230,11 +231,11 @@ decoder_layer_prefill_attended(
   __syncthreads();
   const unsigned queries_lane = ring_at + (queries_at + (warp_row + lane % 16) * queries_pitch + lane / 16 * 8) * 2;
   const unsigned keys_part_lane = ring_at + ((lane % 8 + lane / 16 * 8) * keys_part_pitch + lane / 8 % 2 * 8) * 2;
-  const unsigned v_part_lane = ring_at + (v_part_at + lane % 16 * v_part_pitch + lane / 16 * 8) * 2;
+  const unsigned v_value_part_lane = ring_at + (v_value_part_at + lane % 16 * v_value_part_pitch + lane / 16 * 8) * 2;
   unsigned queries_part[8][4];
   #pragma unroll
   for (int k = 0; k < 8; ++k) load_matrices(queries_part[k], queries_lane + k * 32);
-  float e_times_v_part_sums[16][4] = {};
+  float e_times_v_value_part_sums[16][4] = {};
 
   for (int key0 = first_key, tile = 0; key0 < end_key; key0 += tile_keys, ++tile) {
     const int stage = tile % 2;
@@ -305,7 +306,7 @@ decoder_layer_prefill_attended(
     #pragma unroll
     for (int d = 0; d < 16; ++d) {
       #pragma unroll
-      for (int i = 0; i < 4; ++i) e_times_v_part_sums[d][i] *= shrinks[i / 2];
+      for (int i = 0; i < 4; ++i) e_times_v_value_part_sums[d][i] *= shrinks[i / 2];
     }
 
     // logits become weights
@@ -329,11 +330,11 @@ decoder_layer_prefill_attended(
           rounded_pair(queries_times_keys_part_sums[2 * n + 1][2], queries_times_keys_part_sums[2 * n + 1][3])};
       #pragma unroll
       for (int d = 0; d < 8; ++d) {
-        unsigned v_part_part[4];
-        load_matrices_across(v_part_part,
-            v_part_lane + stage * stage_bytes + n * (16 * v_part_pitch * 2) + d * 32);
-        multiply_add(e_times_v_part_sums[2 * d], rounded, v_part_part[0], v_part_part[1]);
-        multiply_add(e_times_v_part_sums[2 * d + 1], rounded, v_part_part[2], v_part_part[3]);
+        unsigned v_value_part_part[4];
+        load_matrices_across(v_value_part_part,
+            v_value_part_lane + stage * stage_bytes + n * (16 * v_value_part_pitch * 2) + d * 32);
+        multiply_add(e_times_v_value_part_sums[2 * d], rounded, v_value_part_part[0], v_value_part_part[1]);
+        multiply_add(e_times_v_value_part_sums[2 * d + 1], rounded, v_value_part_part[2], v_value_part_part[3]);
       }
     }
   }
@@ -358,7 +359,7 @@ decoder_layer_prefill_attended(
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int m = warp_row + i / 2 % 2 * 8 + lane / 4;
-      row_sums[m * sums_stride + d * 8 + lane % 4 * 2 + i % 2] = e_times_v_part_sums[d][i];
+      row_sums[m * sums_stride + d * 8 + lane % 4 * 2 + i % 2] = e_times_v_value_part_sums[d][i];
     }
   }
   __syncthreads();
@@ -374,11 +375,11 @@ decoder_layer_prefill_attended(
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;
       const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
       Vec<__nv_bfloat16, 8> attended_vec;
-      const Vec<float, 8> e_times_v_part_total = load<8>(row_sums + m * sums_stride + col);
+      const Vec<float, 8> e_times_v_value_part_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float e_times_v_part = e_times_v_part_total.at[j];
-        const float mul = e_times_v_part * inverse_sum;
+        const float e_times_v_value_part = e_times_v_value_part_total.at[j];
+        const float mul = e_times_v_value_part * inverse_sum;
         attended_vec.at[j] = __float2bfloat16_rn(mul);
       }
       store<8>(attended_ptr + H_at * attended_stride_H + G_at * attended_stride_G + row * attended_stride_S + col, attended_vec);

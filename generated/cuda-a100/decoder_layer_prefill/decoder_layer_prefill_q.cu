@@ -1,15 +1,16 @@
 // decoder_layer_prefill_q  bf16[S, D], bf16[D], bf16[E_times_G_times_H, D], bf16[E_times_H, D] -> bf16[S, E_times_G_times_H], bf16[S,
 //   E_times_H]  at S=4096 D=4096 E_times_G_times_H=4096 E_times_H=1024
-// q, k_ of decoder_layer_prefill.
+// q, k_value of decoder_layer_prefill.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
 // tile     128 x 256 tiles of 8 warps, slices of 64 in a ring of 3
 // traffic  243.3 MB moved, 117.4 MB ideal, 218.1 MB with products apart, 335.6 MB unfused in 5 launches
 // floor    550.6 us at 312 TFLOP/s for products; compute-bound at 706.18 flop/B
 // rounding x * norm to bf16 before it is multiplied, and only then scaled by rrms; q to bf16 when
-//          stored; k_ to bf16 when stored; f32 between
+//          stored; k_value to bf16 when stored; f32 between
 // needs    D=4096, E_times_G_times_H=4096, E_times_H=1024; rows of all operands next to each other; x,
-//          norm, wq, wk, q, k_: address and strides in multiples of 16 B; norm [D] shared by every row
+//          norm, wq, wk, q, k_value: address and strides in multiples of 16 B; norm [D] shared by every
+//          row
 
 #include <cuda_bf16.h>
 
@@ -124,13 +125,13 @@ decoder_layer_prefill_q(
     const __nv_bfloat16* __restrict__ wq_ptr,
     const __nv_bfloat16* __restrict__ wk_ptr,
     __nv_bfloat16* __restrict__ q_ptr,
-    __nv_bfloat16* __restrict__ k__ptr,
+    __nv_bfloat16* __restrict__ k_value_ptr,
     long long rows,
     long long x_stride,
     long long wq_ld,
     long long wk_ld,
     long long q_stride,
-    long long k__stride)
+    long long k_value_stride)
 {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
@@ -313,14 +314,14 @@ decoder_layer_prefill_q(
         const float mean = sum_of_squares / 4096.0f;
         const float mean_plus_eps = mean + 1e-06f;
         const float rrms = rsqrtf(mean_plus_eps);
-        Vec<__nv_bfloat16, 8> k__vec;
+        Vec<__nv_bfloat16, 8> k_value_vec;
         #pragma unroll
         for (int j = 0; j < 8; ++j) {
           const float matmul_wk = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
           const float matmul_wk_times_rrms = matmul_wk * rrms;
-          k__vec.at[j] = __float2bfloat16_rn(matmul_wk_times_rrms);
+          k_value_vec.at[j] = __float2bfloat16_rn(matmul_wk_times_rrms);
         }
-        store<8>(k__ptr + row * k__stride + col, k__vec);
+        store<8>(k_value_ptr + row * k_value_stride + col, k_value_vec);
       }
     }
   }

@@ -22,10 +22,11 @@
 //    keys, out1, out2 of decoder_layer_prefill.
 //
 //    target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
-//    views    k_low is k_ as [S, H, E // 2]; k_high is k_ as [S, H, E // 2]; v_low is v_ as [S, H, E //
-//             2]; v_high is v_ as [S, H, E // 2]; keys_low is keys[..., :E // 2]; keys_high is keys[..., E
-//             // 2:]; keys_2 is out1[..., :E // 2]; keys_3 is out1[..., E // 2:]; values is out2[..., :E
-//             // 2]; values_2 is out2[..., E // 2:]
+//    views    k_value_low is k_value as [S, H, E // 2]; k_value_high is k_value as [S, H, E // 2];
+//             v_value_low is v_value as [S, H, E // 2]; v_value_high is v_value as [S, H, E // 2];
+//             keys_low is keys[..., :E // 2]; keys_high is keys[..., E // 2:]; keys_2 is out1[..., :E //
+//             2]; keys_3 is out1[..., E // 2:]; values is out2[..., :E // 2]; values_2 is out2[..., E //
+//             2:]
 //    writes   rows of keys_2, keys_3, values, values_2 at slots; nothing where there is none
 //    tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
 //    traffic  44.1 MB moved, 44.1 MB ideal, 86.0 MB unfused in 4 launches
@@ -33,9 +34,9 @@
 //    rounding keys_low to bf16 when stored; keys_high to bf16 when stored; keys_2 to bf16 when stored;
 //             keys_3 to bf16 when stored; values to bf16 when stored; values_2 to bf16 when stored; f32
 //             between
-//    needs    rows of 64 elements, next to each other; cosine, sine, k_low, k_high, v_low, v_high,
-//             keys_low, keys_high, keys_2, keys_3, values, values_2: address and strides in multiples of
-//             16 B
+//    needs    rows of 64 elements, next to each other; cosine, sine, k_value_low, k_value_high,
+//             v_value_low, v_value_high, keys_low, keys_high, keys_2, keys_3, values, values_2: address
+//             and strides in multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -138,10 +139,10 @@ __device__ __forceinline__ void part_b(
     const float* __restrict__ cosine_ptr,
     const float* __restrict__ sine_ptr,
     const int* __restrict__ slots_ptr,
-    const __nv_bfloat16* __restrict__ k_low_ptr,
-    const __nv_bfloat16* __restrict__ k_high_ptr,
-    const __nv_bfloat16* __restrict__ v_low_ptr,
-    const __nv_bfloat16* __restrict__ v_high_ptr,
+    const __nv_bfloat16* __restrict__ k_value_low_ptr,
+    const __nv_bfloat16* __restrict__ k_value_high_ptr,
+    const __nv_bfloat16* __restrict__ v_value_low_ptr,
+    const __nv_bfloat16* __restrict__ v_value_high_ptr,
     __nv_bfloat16* __restrict__ keys_low_ptr,
     __nv_bfloat16* __restrict__ keys_high_ptr,
     __nv_bfloat16* __restrict__ keys_2_ptr,
@@ -153,14 +154,14 @@ __device__ __forceinline__ void part_b(
     long long cosine_stride_S,
     long long sine_stride_S,
     long long slots_stride_S,
-    long long k_low_stride_S,
-    long long k_low_stride_H,
-    long long k_high_stride_S,
-    long long k_high_stride_H,
-    long long v_low_stride_S,
-    long long v_low_stride_H,
-    long long v_high_stride_S,
-    long long v_high_stride_H,
+    long long k_value_low_stride_S,
+    long long k_value_low_stride_H,
+    long long k_value_high_stride_S,
+    long long k_value_high_stride_H,
+    long long v_value_low_stride_S,
+    long long v_value_low_stride_H,
+    long long v_value_high_stride_S,
+    long long v_value_high_stride_H,
     long long keys_low_stride_S,
     long long keys_low_stride_H,
     long long keys_high_stride_S,
@@ -190,10 +191,10 @@ __device__ __forceinline__ void part_b(
   const float* const cosine_row = cosine_ptr + S_at * cosine_stride_S;
   const float* const sine_row = sine_ptr + S_at * sine_stride_S;
   const int* const slots_row = slots_ptr + S_at * slots_stride_S;
-  const __nv_bfloat16* const k_low_row = k_low_ptr + S_at * k_low_stride_S + H_at * k_low_stride_H;
-  const __nv_bfloat16* const k_high_row = k_high_ptr + S_at * k_high_stride_S + H_at * k_high_stride_H;
-  const __nv_bfloat16* const v_low_row = v_low_ptr + S_at * v_low_stride_S + H_at * v_low_stride_H;
-  const __nv_bfloat16* const v_high_row = v_high_ptr + S_at * v_high_stride_S + H_at * v_high_stride_H;
+  const __nv_bfloat16* const k_value_low_row = k_value_low_ptr + S_at * k_value_low_stride_S + H_at * k_value_low_stride_H;
+  const __nv_bfloat16* const k_value_high_row = k_value_high_ptr + S_at * k_value_high_stride_S + H_at * k_value_high_stride_H;
+  const __nv_bfloat16* const v_value_low_row = v_value_low_ptr + S_at * v_value_low_stride_S + H_at * v_value_low_stride_H;
+  const __nv_bfloat16* const v_value_high_row = v_value_high_ptr + S_at * v_value_high_stride_S + H_at * v_value_high_stride_H;
   __nv_bfloat16* const keys_low_row = keys_low_ptr + unknown(S_at * keys_low_stride_S + H_at * keys_low_stride_H);
   __nv_bfloat16* const keys_high_row = keys_high_ptr + unknown(S_at * keys_high_stride_S + H_at * keys_high_stride_H);
   const int slots = *slots_row;
@@ -207,15 +208,15 @@ __device__ __forceinline__ void part_b(
   __nv_bfloat16* const values_2_row = values_2_ptr + (values_2_found ? slots : 0) * values_2_stride + H_at * values_2_stride_H;
   const int col = lane * 8;
 
-  // pass 1 of 1: read k_low, cosine, k_high, sine, v_low, v_high; write keys_low, keys_high, keys_2, keys_3,
-  //   values, values_2
+  // pass 1 of 1: read k_value_low, cosine, k_value_high, sine, v_value_low, v_value_high; write keys_low,
+  //   keys_high, keys_2, keys_3, values, values_2
   {
-    const Vec<__nv_bfloat16, 8> k_low_vec = load<8>(k_low_row + col);
+    const Vec<__nv_bfloat16, 8> k_value_low_vec = load<8>(k_value_low_row + col);
     const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
-    const Vec<__nv_bfloat16, 8> k_high_vec = load<8>(k_high_row + col);
+    const Vec<__nv_bfloat16, 8> k_value_high_vec = load<8>(k_value_high_row + col);
     const Vec<float, 8> sine_vec = load<8>(sine_row + col);
-    const Vec<__nv_bfloat16, 8> v_low_vec = load<8>(v_low_row + col);
-    const Vec<__nv_bfloat16, 8> v_high_vec = load<8>(v_high_row + col);
+    const Vec<__nv_bfloat16, 8> v_value_low_vec = load<8>(v_value_low_row + col);
+    const Vec<__nv_bfloat16, 8> v_value_high_vec = load<8>(v_value_high_row + col);
     Vec<__nv_bfloat16, 8> keys_low_vec;
     Vec<__nv_bfloat16, 8> keys_high_vec;
     Vec<__nv_bfloat16, 8> keys_2_vec;
@@ -224,24 +225,24 @@ __device__ __forceinline__ void part_b(
     Vec<__nv_bfloat16, 8> values_2_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float k_low = __bfloat162float(k_low_vec.at[j]);
+      const float k_value_low = __bfloat162float(k_value_low_vec.at[j]);
       const float cosine = cosine_vec.at[j];
-      const float k_high = __bfloat162float(k_high_vec.at[j]);
+      const float k_value_high = __bfloat162float(k_value_high_vec.at[j]);
       const float sine = sine_vec.at[j];
-      const float v_low = __bfloat162float(v_low_vec.at[j]);
-      const float v_high = __bfloat162float(v_high_vec.at[j]);
-      const float k_low_times_cosine = k_low * cosine;
-      const float k_high_times_sine = k_high * sine;
-      const float sub = k_low_times_cosine - k_high_times_sine;
-      const float k_high_times_cosine = k_high * cosine;
-      const float k_low_times_sine = k_low * sine;
-      const float add = k_high_times_cosine + k_low_times_sine;
+      const float v_value_low = __bfloat162float(v_value_low_vec.at[j]);
+      const float v_value_high = __bfloat162float(v_value_high_vec.at[j]);
+      const float k_value_low_times_cosine = k_value_low * cosine;
+      const float k_value_high_times_sine = k_value_high * sine;
+      const float sub = k_value_low_times_cosine - k_value_high_times_sine;
+      const float k_value_high_times_cosine = k_value_high * cosine;
+      const float k_value_low_times_sine = k_value_low * sine;
+      const float add = k_value_high_times_cosine + k_value_low_times_sine;
       keys_low_vec.at[j] = __float2bfloat16_rn(sub);
       keys_high_vec.at[j] = __float2bfloat16_rn(add);
       keys_2_vec.at[j] = __float2bfloat16_rn(sub);
       keys_3_vec.at[j] = __float2bfloat16_rn(add);
-      values_vec.at[j] = __float2bfloat16_rn(v_low);
-      values_2_vec.at[j] = __float2bfloat16_rn(v_high);
+      values_vec.at[j] = __float2bfloat16_rn(v_value_low);
+      values_2_vec.at[j] = __float2bfloat16_rn(v_value_high);
     }
     if (live) store<8>(keys_low_row + col, keys_low_vec);
     if (live) store<8>(keys_high_row + col, keys_high_vec);
@@ -263,10 +264,10 @@ decoder_layer_prefill_turned_keys(
     const float* __restrict__ b_cosine_ptr,
     const float* __restrict__ b_sine_ptr,
     const int* __restrict__ b_slots_ptr,
-    const __nv_bfloat16* __restrict__ b_k_low_ptr,
-    const __nv_bfloat16* __restrict__ b_k_high_ptr,
-    const __nv_bfloat16* __restrict__ b_v_low_ptr,
-    const __nv_bfloat16* __restrict__ b_v_high_ptr,
+    const __nv_bfloat16* __restrict__ b_k_value_low_ptr,
+    const __nv_bfloat16* __restrict__ b_k_value_high_ptr,
+    const __nv_bfloat16* __restrict__ b_v_value_low_ptr,
+    const __nv_bfloat16* __restrict__ b_v_value_high_ptr,
     __nv_bfloat16* __restrict__ b_keys_low_ptr,
     __nv_bfloat16* __restrict__ b_keys_high_ptr,
     __nv_bfloat16* __restrict__ b_keys_2_ptr,
@@ -291,14 +292,14 @@ decoder_layer_prefill_turned_keys(
     long long b_cosine_stride_S,
     long long b_sine_stride_S,
     long long b_slots_stride_S,
-    long long b_k_low_stride_S,
-    long long b_k_low_stride_H,
-    long long b_k_high_stride_S,
-    long long b_k_high_stride_H,
-    long long b_v_low_stride_S,
-    long long b_v_low_stride_H,
-    long long b_v_high_stride_S,
-    long long b_v_high_stride_H,
+    long long b_k_value_low_stride_S,
+    long long b_k_value_low_stride_H,
+    long long b_k_value_high_stride_S,
+    long long b_k_value_high_stride_H,
+    long long b_v_value_low_stride_S,
+    long long b_v_value_low_stride_H,
+    long long b_v_value_high_stride_S,
+    long long b_v_value_high_stride_H,
     long long b_keys_low_stride_S,
     long long b_keys_low_stride_H,
     long long b_keys_high_stride_S,
@@ -325,11 +326,12 @@ decoder_layer_prefill_turned_keys(
     return;
   }
   block -= static_cast<unsigned>(blocks_a);
-  part_b(block, b_cosine_ptr, b_sine_ptr, b_slots_ptr, b_k_low_ptr, b_k_high_ptr, b_v_low_ptr, b_v_high_ptr,
-      b_keys_low_ptr, b_keys_high_ptr, b_keys_2_ptr, b_keys_3_ptr, b_values_ptr, b_values_2_ptr, b_S_size, b_H_size,
-      b_cosine_stride_S, b_sine_stride_S, b_slots_stride_S, b_k_low_stride_S, b_k_low_stride_H, b_k_high_stride_S,
-      b_k_high_stride_H, b_v_low_stride_S, b_v_low_stride_H, b_v_high_stride_S, b_v_high_stride_H, b_keys_low_stride_S,
-      b_keys_low_stride_H, b_keys_high_stride_S, b_keys_high_stride_H, b_keys_2_count, b_keys_2_stride, b_keys_2_stride_H,
-      b_keys_3_count, b_keys_3_stride, b_keys_3_stride_H, b_values_count, b_values_stride, b_values_stride_H,
-      b_values_2_count, b_values_2_stride, b_values_2_stride_H);
+  part_b(block, b_cosine_ptr, b_sine_ptr, b_slots_ptr, b_k_value_low_ptr, b_k_value_high_ptr, b_v_value_low_ptr,
+      b_v_value_high_ptr, b_keys_low_ptr, b_keys_high_ptr, b_keys_2_ptr, b_keys_3_ptr, b_values_ptr, b_values_2_ptr,
+      b_S_size, b_H_size, b_cosine_stride_S, b_sine_stride_S, b_slots_stride_S, b_k_value_low_stride_S,
+      b_k_value_low_stride_H, b_k_value_high_stride_S, b_k_value_high_stride_H, b_v_value_low_stride_S,
+      b_v_value_low_stride_H, b_v_value_high_stride_S, b_v_value_high_stride_H, b_keys_low_stride_S, b_keys_low_stride_H,
+      b_keys_high_stride_S, b_keys_high_stride_H, b_keys_2_count, b_keys_2_stride, b_keys_2_stride_H, b_keys_3_count,
+      b_keys_3_stride, b_keys_3_stride_H, b_values_count, b_values_stride, b_values_stride_H, b_values_2_count,
+      b_values_2_stride, b_values_2_stride_H);
 }

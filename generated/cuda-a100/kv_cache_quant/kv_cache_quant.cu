@@ -10,12 +10,12 @@
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // writes   rows of new_keys, new_values, out2, out3 at slots; nothing where there is none
-// tile     8 threads a row, 16 rows a block, 2 x 8 elements a thread; k, v_ in registers, as read
+// tile     8 threads a row, 16 rows a block, 2 x 8 elements a thread; k, v_value in registers, as read
 // traffic  101.8 MB moved, 101.8 MB ideal, 304.6 MB unfused in 6 launches
 // floor    49.9 us at 2.039 TB/s; memory-bound at 1.01 flop/B
 // rounding new_keys to f8e4m3 when stored; new_values to f8e4m3 when stored; f32 between
-// needs    rows of 128 elements, next to each other; k, v_: address and strides in multiples of 16 B;
-//          new_keys, new_values: address and strides in multiples of 8 B
+// needs    rows of 128 elements, next to each other; k, v_value: address and strides in multiples of 16
+//          B; new_keys, new_values: address and strides in multiples of 8 B
 
 #include <cuda_bf16.h>
 
@@ -94,7 +94,7 @@ __device__ __forceinline__ float row_max(float v) {
 extern "C" __global__ void __launch_bounds__(128)
 kv_cache_quant(
     const __nv_bfloat16* __restrict__ k_ptr,
-    const __nv_bfloat16* __restrict__ v__ptr,
+    const __nv_bfloat16* __restrict__ v_value_ptr,
     const long long* __restrict__ slots_ptr,
     unsigned char* __restrict__ new_keys_ptr,
     unsigned char* __restrict__ new_values_ptr,
@@ -104,8 +104,8 @@ kv_cache_quant(
     long long H_size,
     long long k_stride_T,
     long long k_stride_H,
-    long long v__stride_T,
-    long long v__stride_H,
+    long long v_value_stride_T,
+    long long v_value_stride_H,
     long long slots_stride_T,
     long long new_keys_count,
     long long new_keys_stride,
@@ -130,7 +130,7 @@ kv_cache_quant(
   const unsigned T_at = static_cast<unsigned>(row) / static_cast<unsigned>(H_size);
   const unsigned H_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_size);
   const __nv_bfloat16* const k_row = k_ptr + T_at * k_stride_T + H_at * k_stride_H;
-  const __nv_bfloat16* const v__row = v__ptr + T_at * v__stride_T + H_at * v__stride_H;
+  const __nv_bfloat16* const v_value_row = v_value_ptr + T_at * v_value_stride_T + H_at * v_value_stride_H;
   const long long* const slots_row = slots_ptr + T_at * slots_stride_T;
   const int slots = nearest_int(*slots_row);
   const bool new_keys_found = slots >= 0 && slots < new_keys_count;  // else nothing of it is written
@@ -142,35 +142,36 @@ kv_cache_quant(
   const bool out3_found = slots >= 0 && slots < out3_count;  // else nothing of it is written
   float* const out3_row = out3_ptr + (out3_found ? slots : 0) * out3_stride + H_at * out3_stride_H;
   Vec<__nv_bfloat16, 8> k_vec[2];
-  Vec<__nv_bfloat16, 8> v__vec[2];
+  Vec<__nv_bfloat16, 8> v_value_vec[2];
 
-  // pass 1 of 2: read k, v_; keep k, v_; max_of_magnitude = max(magnitude); max_ = max(magnitude_of_v_scale)
+  // pass 1 of 2: read k, v_value; keep k, v_value; max_of_magnitude = max(magnitude); maximum =
+  //   max(magnitude_of_v_scale)
   float max_of_magnitude_part = -INFINITY;
-  float max__part = -INFINITY;
+  float maximum_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     const int col = (v * row_threads + lane) * 8;
     k_vec[v] = load<8>(k_row + col);
-    v__vec[v] = load<8>(v__row + col);
+    v_value_vec[v] = load<8>(v_value_row + col);
   }
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float k = __bfloat162float(k_vec[v].at[j]);
-      const float v_ = __bfloat162float(v__vec[v].at[j]);
+      const float v_value = __bfloat162float(v_value_vec[v].at[j]);
       const float magnitude = fabsf(k);
-      const float magnitude_of_v_scale = fabsf(v_);
+      const float magnitude_of_v_scale = fabsf(v_value);
       max_of_magnitude_part = larger(max_of_magnitude_part, magnitude);
-      max__part = larger(max__part, magnitude_of_v_scale);
+      maximum_part = larger(maximum_part, magnitude_of_v_scale);
     }
   }
   const float max_of_magnitude = row_max(max_of_magnitude_part);
-  const float max_ = row_max(max__part);
+  const float maximum = row_max(maximum_part);
   const float largest = larger(max_of_magnitude, 1e-12f);
   const float k_scale = largest / 448.0f;
   const float factor = 1.0f / k_scale;
-  const float largest_of_v_scale = larger(max_, 1e-12f);
+  const float largest_of_v_scale = larger(maximum, 1e-12f);
   const float v_scale = largest_of_v_scale / 448.0f;
   const float factor_of_v_scale = 1.0f / v_scale;
   if (live && lane == 0 && out2_found) *out2_row = k_scale;
@@ -180,7 +181,7 @@ kv_cache_quant(
   #pragma unroll
   for (int v = 0; v < 2; ++v) leave_packed(k_vec[v]);
   #pragma unroll
-  for (int v = 0; v < 2; ++v) leave_packed(v__vec[v]);
+  for (int v = 0; v < 2; ++v) leave_packed(v_value_vec[v]);
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     const int col = (v * row_threads + lane) * 8;
@@ -189,9 +190,9 @@ kv_cache_quant(
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float k = __bfloat162float(k_vec[v].at[j]);
-      const float v_ = __bfloat162float(v__vec[v].at[j]);
+      const float v_value = __bfloat162float(v_value_vec[v].at[j]);
       const float k_times_factor = k * factor;
-      const float mul = v_ * factor_of_v_scale;
+      const float mul = v_value * factor_of_v_scale;
       new_keys_vec.at[j] = to_f8e4m3(k_times_factor);
       new_values_vec.at[j] = to_f8e4m3(mul);
     }

@@ -6,8 +6,8 @@
 // traffic  1067.4 MB moved, 1067.4 MB ideal, 1067.4 MB with products apart, 1067.4 MB unfused in 1
 //          launch
 // floor    523.5 us at 2.039 TB/s; memory-bound at 31.50 flop/B
-// needs    K=4096, V=128256; rows of all operands next to each other; x, head_, logits: address and
-//          strides in multiples of 16 B
+// needs    K=4096, V=128256; rows of all operands next to each other; x, head_value, logits: address
+//          and strides in multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -34,8 +34,8 @@ constexpr int tile_rows = 32, tile_cols = 16, tile_k = 64, stages = 3;
 constexpr int split_k = 4, steps = 16;  // parts of K, and slices of each
 constexpr int tiles_across = 8016;
 // elements from the start of a slice to the right factor, and to its end
-constexpr int head__at = tile_rows * tile_k;
-constexpr int slice_elements = head__at + tile_cols * tile_k;
+constexpr int head_value_at = tile_rows * tile_k;
+constexpr int slice_elements = head_value_at + tile_cols * tile_k;
 constexpr int slice_bytes = 2 * slice_elements;
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
@@ -122,11 +122,11 @@ __device__ __forceinline__ void multiply_add(
 extern "C" __global__ void __launch_bounds__(128)
 logits_argmax_logits(
     const __nv_bfloat16* __restrict__ x_ptr,
-    const __nv_bfloat16* __restrict__ head__ptr,
+    const __nv_bfloat16* __restrict__ head_value_ptr,
     float* __restrict__ logits_ptr,
     long long rows,
     long long x_stride,
-    long long head__ld,
+    long long head_value_ld,
     long long logits_stride)
 {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -142,8 +142,8 @@ logits_argmax_logits(
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + k_group * (stages * slice_elements);
   const int x_m = lane / 8, x_k = lane % 8 * 8;
   const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
-  const int head__n = lane / 8, head__k = lane % 8 * 8;
-  const __nv_bfloat16* head__from = head__ptr + (col0 + head__n) * head__ld + k_group * tile_k + head__k;
+  const int head_value_n = lane / 8, head_value_k = lane % 8 * 8;
+  const __nv_bfloat16* head_value_from = head_value_ptr + (col0 + head_value_n) * head_value_ld + k_group * tile_k + head_value_k;
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
     const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
@@ -155,30 +155,30 @@ logits_argmax_logits(
     x_from += split_k * tile_k;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + (head__at + place<8>(head__n + v * 4, head__k)) * 2;
-      copy_evict_first(to, head__from + v * 4 * head__ld, 8);
+      const unsigned to = slice + (head_value_at + place<8>(head_value_n + v * 4, head_value_k)) * 2;
+      copy_evict_first(to, head_value_from + v * 4 * head_value_ld, 8);
     }
-    head__from += split_k * tile_k;
+    head_value_from += split_k * tile_k;
   };
 
   // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
   unsigned x_part[2][2][4];
-  unsigned head__part[2][1][4];
+  unsigned head_value_part[2][1][4];
   float logits_sums[1][4][4] = {};
   const unsigned x_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned head__lane = ring_at + head__at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
+  const unsigned head_value_lane = ring_at + head_value_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
     const unsigned slice = step % stages * slice_bytes;
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
       load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
-    load_matrices(head__part[buffer][0], (head__lane ^ (k * 32)) + slice);
+    load_matrices(head_value_part[buffer][0], (head_value_lane ^ (k * 32)) + slice);
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      multiply_add(logits_sums[0][m], head__part[buffer][0], x_part[buffer][m / 2][m % 2 * 2],
+      multiply_add(logits_sums[0][m], head_value_part[buffer][0], x_part[buffer][m / 2][m % 2 * 2],
           x_part[buffer][m / 2][m % 2 * 2 + 1]);
     }
   };

@@ -4,7 +4,7 @@ argmax of head x over the vocabulary, as a program: a choice needs whole rows, w
 
 Operands, with leading axes of any size:
     x: bf16[M, K]
-    head_: bf16[V, K]
+    head_value: bf16[V, K]
 
 Returns out i32[M, 1]; floats are left in float64, not yet rounded to the storage type.
 """
@@ -20,10 +20,10 @@ def top_columns(key, k):
 
 
 @np.errstate(all="ignore")
-def logits_argmax(x, head_):
+def logits_argmax(x, head_value):
     x = np.asarray(x).astype(np.float64)
-    head_ = np.asarray(head_).astype(np.float64)
-    head__T = np.swapaxes(head_, -1, -2)
-    logits = x @ head__T
+    head_value = np.asarray(head_value).astype(np.float64)
+    head_value_T = np.swapaxes(head_value, -1, -2)
+    logits = x @ head_value_T
     top_columns_ = top_columns(logits, 1)
     return top_columns_

@@ -116,11 +116,6 @@ __device__ __forceinline__ int to_f4e2m1(float x) {
   return static_cast<int>(sign | (size < 1.0f ? small : (even >> 22) - bias));
 }
 
-// the largest value over the 1 threads of a row, in every one of them
-__device__ __forceinline__ float row_max(float v) {
-  return v;
-}
-
 extern "C" __global__ void __launch_bounds__(128)
 nvfp4_quant(
     const __nv_bfloat16* __restrict__ x_even_ptr,
@@ -171,7 +166,7 @@ nvfp4_quant(
       max_of_magnitude_part = larger(max_of_magnitude_part, magnitude);
     }
   }
-  const float max_of_magnitude = row_max(max_of_magnitude_part);
+  const float max_of_magnitude = max_of_magnitude_part;
   const float max_of_magnitude_times_mul = max_of_magnitude * mul;
   const float minimum = smaller(max_of_magnitude_times_mul, 3.4028235e+38f);
   const float scale = round_f8e4m3(minimum);

@@ -49,7 +49,7 @@ __device__ __forceinline__ float power_of_2(float x) {
 constexpr int tile_rows = 64, tile_keys = 128, keys = 8192, stages = 2;
 // blocks that share a row's keys, and from one tile of a block to its next
 constexpr int parts = 4, next_tile = parts * tile_keys;
-constexpr int warpgroup = 128, consumers = 1;  // threads, and warpgroups
+constexpr int warpgroup = 128;  // threads
 // bytes of a line of shared memory, of 64 columns of a tile's lines, and of all of them
 constexpr int line_bytes = 128;
 constexpr int query_segment = tile_rows * line_bytes, key_segment = tile_keys * line_bytes;

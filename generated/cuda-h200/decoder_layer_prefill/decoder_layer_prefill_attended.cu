@@ -2,17 +2,17 @@
 // attended of decoder_layer_prefill.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// views    v_part is v_ as [H, 1, S, E]; queries is turned as [H, G, S, E]; keys_part is keys as [H, 1,
-//          S, E]
+// views    v_value_part is v_value as [H, 1, S, E]; queries is turned as [H, G, S, E]; keys_part is
+//          keys as [H, 1, S, E]
 // tile     2 consumer warpgroups of 64 queries each, by turns, tiles of 128 keys, a producer 2 tiles
 //          ahead; of keys behind the last that a block's rows need, none are read; conditions are
 //          tested in tiles that an end cuts
 // traffic  83.9 MB moved, 83.9 MB ideal, 4378.9 MB with products apart, 11995.7 MB unfused in 8
 //          launches
 // floor    138.9 us at 989 TFLOP/s for products; compute-bound at 1638.80 flop/B
-// rounding e, before it is divided by its row's sum, to bf16 where it meets v_part; cast to bf16 by an
-//          explicit cast; attended to bf16 when stored; f32 between
-// needs    S=4096, E=128; rows of all operands next to each other; queries, keys_part, v_part,
+// rounding e, before it is divided by its row's sum, to bf16 where it meets v_value_part; cast to bf16
+//          by an explicit cast; attended to bf16 when stored; f32 between
+// needs    S=4096, E=128; rows of all operands next to each other; queries, keys_part, v_value_part,
 //          attended: address and strides in multiples of 16 B
 // launch   begins while the kernels before it run, and waits for them before all else; lets the next
 //          one begin once all its blocks run
@@ -228,7 +228,7 @@ __device__ __forceinline__ void fence_words(unsigned (&held)[Count]) {
 
 extern "C" __global__ void __launch_bounds__(384, 1)
 decoder_layer_prefill_attended(
-    const __grid_constant__ CUtensorMap v_part_map,
+    const __grid_constant__ CUtensorMap v_value_part_map,
     const __grid_constant__ CUtensorMap queries_map,
     const __grid_constant__ CUtensorMap keys_part_map,
     const __grid_constant__ CUtensorMap attended_map,
@@ -302,8 +302,9 @@ decoder_layer_prefill_attended(
         copy_box(keys_ring + stage * key_bytes + key_segment, keys_part_map, keys_full + 8 * stage, 64, key0, static_cast<int>(H_at));
         wait_at(values_empty + 8 * stage, parity);
         expect_bytes(values_full + 8 * stage, value_bytes);
-        copy_box(values_ring + stage * value_bytes, v_part_map, values_full + 8 * stage, 0, key0, static_cast<int>(H_at));
-        copy_box(values_ring + stage * value_bytes + value_segment, v_part_map, values_full + 8 * stage, 64, key0, static_cast<int>(H_at));
+        copy_box(values_ring + stage * value_bytes, v_value_part_map, values_full + 8 * stage, 0, key0, static_cast<int>(H_at));
+        copy_box(values_ring + stage * value_bytes + value_segment, v_value_part_map, values_full
+            + 8 * stage, 64, key0, static_cast<int>(H_at));
       }
     }
   } else {
@@ -333,7 +334,7 @@ decoder_layer_prefill_attended(
     }
     float queries_times_keys_part_sums[64];  // of 64 queries and the tile's keys: queries @ keys^T, then logits, then weights
     unsigned weights[32];  // rounded, two in a register: as wgmma takes them
-    float e_times_v_part_sums[64] = {};  // weights @ values
+    float e_times_v_value_part_sums[64] = {};  // weights @ values
 
     // asks for the scores of a tile of keys
     const auto multiply_keys = [&](int tile) {
@@ -355,13 +356,13 @@ decoder_layer_prefill_attended(
     const auto multiply_values = [&](int tile) {
       const int stage = tile % stages;
       wait_at(values_full + 8 * stage, tile / stages % 2);
-      fence_floats(e_times_v_part_sums);
+      fence_floats(e_times_v_value_part_sums);
       fence_words(weights);
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
       #pragma unroll
       for (int k = 0; k < tile_keys / 16; ++k) {
         multiply_weights(
-            e_times_v_part_sums, reinterpret_cast<const unsigned (&)[4]>(weights[k * 4]),
+            e_times_v_value_part_sums, reinterpret_cast<const unsigned (&)[4]>(weights[k * 4]),
             values_lie + stage * (value_bytes / 16) + k * (16 * line_bytes / 16));
       }
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -414,7 +415,7 @@ decoder_layer_prefill_attended(
       for (int i = 0; i < 32; ++i) weights[i] = rounded_pair_bf16(queries_times_keys_part_sums[2 * i], queries_times_keys_part_sums[2 * i
           + 1]);
       #pragma unroll
-      for (int i = 0; i < 64; ++i) e_times_v_part_sums[i] *= shrinks[i / 2 % 2];
+      for (int i = 0; i < 64; ++i) e_times_v_value_part_sums[i] *= shrinks[i / 2 % 2];
     };
 
     const auto pass_turn = [&] {
@@ -435,14 +436,14 @@ decoder_layer_prefill_attended(
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the scores are there
         weigh(tile);
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-        fence_floats(e_times_v_part_sums);
+        fence_floats(e_times_v_value_part_sums);
         fence_words(weights);
         if (lane == 0) arrive_at(values_empty + 8 * ((tile - 1) % stages));
         round_weights();
       }
       multiply_values(tiles - 1);
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      fence_floats(e_times_v_part_sums);
+      fence_floats(e_times_v_value_part_sums);
     }
     // the first consumer was told of a turn that it does not take
     if (own == 0) asm volatile("bar.sync 1, 256;" ::: "memory");
@@ -462,8 +463,8 @@ decoder_layer_prefill_attended(
         float attended_pair[2];
         #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const float e_times_v_part = e_times_v_part_sums[n * 4 + r * 2 + j];
-          const float mul = e_times_v_part * inverse_sum;
+          const float e_times_v_value_part = e_times_v_value_part_sums[n * 4 + r * 2 + j];
+          const float mul = e_times_v_value_part * inverse_sum;
           attended_pair[j] = mul;
         }
         attended_words[n * 2 + r] = rounded_pair_bf16(attended_pair[0], attended_pair[1]);

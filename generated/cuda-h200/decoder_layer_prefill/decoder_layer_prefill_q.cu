@@ -1,6 +1,6 @@
 // decoder_layer_prefill_q  bf16[S, D], bf16[D], bf16[E_times_G_times_H, D], bf16[E_times_H, D], bf16[E_times_H, D] -> bf16[S,
 //   E_times_G_times_H], bf16[S, E_times_H], bf16[S, E_times_H]  at S=4096 D=4096 E_times_G_times_H=4096 E_times_H=1024
-// q, k_, v_ of decoder_layer_prefill.
+// q, k_value, v_value of decoder_layer_prefill.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
 // tile     cooperative: two consumer warpgroups share tiles of 128x256, a producer 4 slices of 64
@@ -8,10 +8,10 @@
 // traffic  184.6 MB moved, 134.2 MB ideal, 268.4 MB with products apart, 402.7 MB unfused in 7 launches
 // floor    208.4 us at 989 TFLOP/s for products; compute-bound at 1117.04 flop/B
 // rounding x * norm to bf16 before it is multiplied, and only then scaled by rrms; q to bf16 when
-//          stored; k_ to bf16 when stored; v_ to bf16 when stored; f32 between
+//          stored; k_value to bf16 when stored; v_value to bf16 when stored; f32 between
 // needs    D=4096, E_times_G_times_H=4096, E_times_H=1024; rows of all operands next to each other; x,
-//          wq, wk, wv, q, k_, v_: address and strides in multiples of 16 B; norm: address and strides
-//          in multiples of 4 B; norm [D] shared by every row
+//          wq, wk, wv, q, k_value, v_value: address and strides in multiples of 16 B; norm: address and
+//          strides in multiples of 4 B; norm [D] shared by every row
 // launch   lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
@@ -202,8 +202,8 @@ decoder_layer_prefill_q(
     const __grid_constant__ CUtensorMap wk_map,
     const __grid_constant__ CUtensorMap wv_map,
     const __grid_constant__ CUtensorMap q_map,
-    const __grid_constant__ CUtensorMap k__map,
-    const __grid_constant__ CUtensorMap v__map,
+    const __grid_constant__ CUtensorMap k_value_map,
+    const __grid_constant__ CUtensorMap v_value_map,
     long long rows)
 {
   asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
@@ -429,22 +429,22 @@ decoder_layer_prefill_q(
         }
         #pragma unroll
         for (int chunk = 0; chunk < 4; ++chunk) {
-          unsigned k__words[8][2];
+          unsigned k_value_words[8][2];
           #pragma unroll
           for (int n8 = 0; n8 < 8; ++n8) {
             #pragma unroll
             for (int r8 = 0; r8 < 2; ++r8) {
               const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
               const float rrms = rrms_of[r8];
-              float k__pair[2];
+              float k_value_pair[2];
               #pragma unroll
               for (int j = 0; j < 2; ++j) {
                 const float matmul_wk = sums[0][sum_at + j];
                 const float matmul_wk_times_rrms = matmul_wk * rrms;
-                k__pair[j] = matmul_wk_times_rrms;
+                k_value_pair[j] = matmul_wk_times_rrms;
               }
-              const __nv_bfloat162 k__both = __floats2bfloat162_rn(k__pair[0], k__pair[1]);
-              k__words[n8][r8] = *reinterpret_cast<const unsigned*>(&k__both);
+              const __nv_bfloat162 k_value_both = __floats2bfloat162_rn(k_value_pair[0], k_value_pair[1]);
+              k_value_words[n8][r8] = *reinterpret_cast<const unsigned*>(&k_value_both);
             }
           }
           {
@@ -454,12 +454,12 @@ decoder_layer_prefill_q(
             #pragma unroll
             for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
               store_matrices(
-                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), k__words[n8][0], k__words[n8][1],
-                  k__words[n8 + 1][0], k__words[n8 + 1][1]);
+                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), k_value_words[n8][0], k_value_words[n8][1],
+                  k_value_words[n8 + 1][0], k_value_words[n8 + 1][1]);
             }
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
             __syncwarp();
-            if (lane == 0) store_box(k__map, buffer, at.col0 + chunk * 64, row0);
+            if (lane == 0) store_box(k_value_map, buffer, at.col0 + chunk * 64, row0);
           }
         }
       }
@@ -475,22 +475,22 @@ decoder_layer_prefill_q(
         }
         #pragma unroll
         for (int chunk = 0; chunk < 4; ++chunk) {
-          unsigned v__words[8][2];
+          unsigned v_value_words[8][2];
           #pragma unroll
           for (int n8 = 0; n8 < 8; ++n8) {
             #pragma unroll
             for (int r8 = 0; r8 < 2; ++r8) {
               const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
               const float rrms = rrms_of[r8];
-              float v__pair[2];
+              float v_value_pair[2];
               #pragma unroll
               for (int j = 0; j < 2; ++j) {
                 const float matmul_wv = sums[0][sum_at + j];
                 const float matmul_wv_times_rrms = matmul_wv * rrms;
-                v__pair[j] = matmul_wv_times_rrms;
+                v_value_pair[j] = matmul_wv_times_rrms;
               }
-              const __nv_bfloat162 v__both = __floats2bfloat162_rn(v__pair[0], v__pair[1]);
-              v__words[n8][r8] = *reinterpret_cast<const unsigned*>(&v__both);
+              const __nv_bfloat162 v_value_both = __floats2bfloat162_rn(v_value_pair[0], v_value_pair[1]);
+              v_value_words[n8][r8] = *reinterpret_cast<const unsigned*>(&v_value_both);
             }
           }
           {
@@ -500,12 +500,12 @@ decoder_layer_prefill_q(
             #pragma unroll
             for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
               store_matrices(
-                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), v__words[n8][0], v__words[n8][1],
-                  v__words[n8 + 1][0], v__words[n8 + 1][1]);
+                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), v_value_words[n8][0], v_value_words[n8][1],
+                  v_value_words[n8 + 1][0], v_value_words[n8 + 1][1]);
             }
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
             __syncwarp();
-            if (lane == 0) store_box(v__map, buffer, at.col0 + chunk * 64, row0);
+            if (lane == 0) store_box(v_value_map, buffer, at.col0 + chunk * 64, row0);
           }
         }
       }

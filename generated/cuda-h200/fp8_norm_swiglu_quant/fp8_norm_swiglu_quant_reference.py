@@ -54,8 +54,8 @@ def fp8_norm_swiglu_quant(x, gamma, gate, up, gate_scale, up_scale):
     silu_times_raised = silu * raised
     quantize = silu_times_raised.reshape(M, N // 128, 128)
     magnitudeof_scale = np.abs(quantize)
-    max_ = magnitudeof_scale.max(-1, keepdims=True)
-    largestof_scale = np.maximum(max_, 0.0001)
+    maximum = magnitudeof_scale.max(-1, keepdims=True)
+    largestof_scale = np.maximum(maximum, 0.0001)
     row_scaleof_scale = largestof_scale / 448.0
     factorof_scale = 1.0 / row_scaleof_scale
     quantize_times_factorof_scale = quantize * factorof_scale

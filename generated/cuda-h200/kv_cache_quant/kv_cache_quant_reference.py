@@ -4,7 +4,7 @@ Each head of a token by its own largest; a slot of -1 is left out.
 
 Operands, with leading axes of any size:
     k: bf16[T, H, D]
-    v_: bf16[T, H, D]
+    v_value: bf16[T, H, D]
     slots: i64[T]
     k_cache: f8e4m3[V, H, D]
     v_cache: f8e4m3[V, H, D]
@@ -32,9 +32,9 @@ def rows_put(table, index, rows):
 
 
 @np.errstate(all="ignore")
-def kv_cache_quant(k, v_, slots, k_cache, v_cache, k_scales, v_scales):
+def kv_cache_quant(k, v_value, slots, k_cache, v_cache, k_scales, v_scales):
     k = np.asarray(k).astype(np.float64)
-    v_ = np.asarray(v_).astype(np.float64)
+    v_value = np.asarray(v_value).astype(np.float64)
     slots = np.clip(slots, -(2**31), 2**31 - 1).astype(np.int32)
     k_cache = np.asarray(k_cache).astype(np.float64)
     v_cache = np.asarray(v_cache).astype(np.float64)
@@ -46,12 +46,12 @@ def kv_cache_quant(k, v_, slots, k_cache, v_cache, k_scales, v_scales):
     k_scale = largest / 448.0
     factor = 1.0 / k_scale
     k_times_factor = k * factor
-    magnitude_of_v_scale = np.abs(v_)
-    max_ = magnitude_of_v_scale.max(-1, keepdims=True)
-    largest_of_v_scale = np.maximum(max_, 1e-12)
+    magnitude_of_v_scale = np.abs(v_value)
+    maximum = magnitude_of_v_scale.max(-1, keepdims=True)
+    largest_of_v_scale = np.maximum(maximum, 1e-12)
     v_scale = largest_of_v_scale / 448.0
     factor_of_v_scale = 1.0 / v_scale
-    mul = v_ * factor_of_v_scale
+    mul = v_value * factor_of_v_scale
     scatter = slots[..., None, None]
     new_keys = rows_put(k_cache, scatter, k_times_factor)
     new_values = rows_put(v_cache, scatter, mul)

@@ -8,18 +8,19 @@
 //    keys, values of decoder_layer.
 //
 //    target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-//    views    k_low is k_ as [B, H, E // 2]; k_high is k_ as [B, H, E // 2]; v_low is v_ as [B, H, E //
-//             2]; v_high is v_ as [B, H, E // 2]; keys_low is keys[..., :E // 2]; keys_high is keys[..., E
-//             // 2:]; values_low is values[..., :E // 2]; values_high is values[..., E // 2:]
+//    views    k_value_low is k_value as [B, H, E // 2]; k_value_high is k_value as [B, H, E // 2];
+//             v_value_low is v_value as [B, H, E // 2]; v_value_high is v_value as [B, H, E // 2];
+//             keys_low is keys[..., :E // 2]; keys_high is keys[..., E // 2:]; values_low is values[...,
+//             :E // 2]; values_high is values[..., E // 2:]
 //    writes   rows of keys_low, keys_high, values_low, values_high at slots; nothing where there is none
 //    tile     tiles of rows and columns; a block of 128 threads on 8 rows, 4 elements a thread
 //    traffic  0.1 MB moved, 0.1 MB ideal, 0.2 MB unfused in 3 launches
 //    floor    0.0 us at 5.3 TB/s; memory-bound at 0.24 flop/B
 //    rounding keys_low to bf16 when stored; keys_high to bf16 when stored; values_low to bf16 when stored;
 //             values_high to bf16 when stored; f32 between
-//    needs    rows of 64 elements, next to each other; cosine, sine, k_low, k_high, v_low, v_high: address
-//             and strides in multiples of 16 B; keys_low, keys_high, values_low, values_high: address and
-//             strides in multiples of 8 B
+//    needs    rows of 64 elements, next to each other; cosine, sine, k_value_low, k_value_high,
+//             v_value_low, v_value_high: address and strides in multiples of 16 B; keys_low, keys_high,
+//             values_low, values_high: address and strides in multiples of 8 B
 //
 // b. decoder_layer_turned  f32[B, 1, E_half], f32[B, 1, E_half], f32[B, G_times_H, E_half], f32[B, G_times_H, E_half] -> bf16[B, G_times_H,
 //      E_half], bf16[B, G_times_H, E_half]  at B=8 E_half=64 G_times_H=32
@@ -65,10 +66,10 @@ __device__ __forceinline__ void part_a(
     const float* __restrict__ cosine_ptr,
     const float* __restrict__ sine_ptr,
     const int* __restrict__ slots_ptr,
-    const float* __restrict__ k_low_ptr,
-    const float* __restrict__ k_high_ptr,
-    const float* __restrict__ v_low_ptr,
-    const float* __restrict__ v_high_ptr,
+    const float* __restrict__ k_value_low_ptr,
+    const float* __restrict__ k_value_high_ptr,
+    const float* __restrict__ v_value_low_ptr,
+    const float* __restrict__ v_value_high_ptr,
     __bf16* __restrict__ keys_low_ptr,
     __bf16* __restrict__ keys_high_ptr,
     __bf16* __restrict__ values_low_ptr,
@@ -78,14 +79,14 @@ __device__ __forceinline__ void part_a(
     long long cosine_stride_B,
     long long sine_stride_B,
     long long slots_stride_B,
-    long long k_low_stride_B,
-    long long k_low_stride_H,
-    long long k_high_stride_B,
-    long long k_high_stride_H,
-    long long v_low_stride_B,
-    long long v_low_stride_H,
-    long long v_high_stride_B,
-    long long v_high_stride_H,
+    long long k_value_low_stride_B,
+    long long k_value_low_stride_H,
+    long long k_value_high_stride_B,
+    long long k_value_high_stride_H,
+    long long v_value_low_stride_B,
+    long long v_value_low_stride_H,
+    long long v_value_high_stride_B,
+    long long v_value_high_stride_H,
     long long keys_low_count,
     long long keys_low_stride,
     long long keys_low_stride_H,
@@ -111,10 +112,10 @@ __device__ __forceinline__ void part_a(
   const float* const cosine_row = cosine_ptr + B_at * cosine_stride_B;
   const float* const sine_row = sine_ptr + B_at * sine_stride_B;
   const int* const slots_row = slots_ptr + B_at * slots_stride_B;
-  const float* const k_low_row = k_low_ptr + B_at * k_low_stride_B + H_at * k_low_stride_H;
-  const float* const k_high_row = k_high_ptr + B_at * k_high_stride_B + H_at * k_high_stride_H;
-  const float* const v_low_row = v_low_ptr + B_at * v_low_stride_B + H_at * v_low_stride_H;
-  const float* const v_high_row = v_high_ptr + B_at * v_high_stride_B + H_at * v_high_stride_H;
+  const float* const k_value_low_row = k_value_low_ptr + B_at * k_value_low_stride_B + H_at * k_value_low_stride_H;
+  const float* const k_value_high_row = k_value_high_ptr + B_at * k_value_high_stride_B + H_at * k_value_high_stride_H;
+  const float* const v_value_low_row = v_value_low_ptr + B_at * v_value_low_stride_B + H_at * v_value_low_stride_H;
+  const float* const v_value_high_row = v_value_high_ptr + B_at * v_value_high_stride_B + H_at * v_value_high_stride_H;
   const int slots = *slots_row;
   const bool keys_low_found = slots >= 0 && slots < keys_low_count;  // else nothing of it is written
   __bf16* const keys_low_row = keys_low_ptr + (keys_low_found ? slots : 0) * keys_low_stride + H_at * keys_low_stride_H;
@@ -126,37 +127,37 @@ __device__ __forceinline__ void part_a(
   __bf16* const values_high_row = values_high_ptr + (values_high_found ? slots : 0) * values_high_stride + H_at * values_high_stride_H;
   const int col = lane * 4;
 
-  // pass 1 of 1: read k_low, cosine, k_high, sine, v_low, v_high; write keys_low, keys_high, values_low,
-  //   values_high
+  // pass 1 of 1: read k_value_low, cosine, k_value_high, sine, v_value_low, v_value_high; write keys_low,
+  //   keys_high, values_low, values_high
   {
-    const Vec<float, 4> k_low_vec = load<4>(k_low_row + col);
+    const Vec<float, 4> k_value_low_vec = load<4>(k_value_low_row + col);
     const Vec<float, 4> cosine_vec = load<4>(cosine_row + col);
-    const Vec<float, 4> k_high_vec = load<4>(k_high_row + col);
+    const Vec<float, 4> k_value_high_vec = load<4>(k_value_high_row + col);
     const Vec<float, 4> sine_vec = load<4>(sine_row + col);
-    const Vec<float, 4> v_low_vec = load<4>(v_low_row + col);
-    const Vec<float, 4> v_high_vec = load<4>(v_high_row + col);
+    const Vec<float, 4> v_value_low_vec = load<4>(v_value_low_row + col);
+    const Vec<float, 4> v_value_high_vec = load<4>(v_value_high_row + col);
     Vec<__bf16, 4> keys_low_vec;
     Vec<__bf16, 4> keys_high_vec;
     Vec<__bf16, 4> values_low_vec;
     Vec<__bf16, 4> values_high_vec;
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float k_low = k_low_vec.at[j];
+      const float k_value_low = k_value_low_vec.at[j];
       const float cosine = cosine_vec.at[j];
-      const float k_high = k_high_vec.at[j];
+      const float k_value_high = k_value_high_vec.at[j];
       const float sine = sine_vec.at[j];
-      const float v_low = v_low_vec.at[j];
-      const float v_high = v_high_vec.at[j];
-      const float k_low_times_cosine = k_low * cosine;
-      const float k_high_times_sine = k_high * sine;
-      const float sub = k_low_times_cosine - k_high_times_sine;
-      const float k_high_times_cosine = k_high * cosine;
-      const float k_low_times_sine = k_low * sine;
-      const float add = k_high_times_cosine + k_low_times_sine;
+      const float v_value_low = v_value_low_vec.at[j];
+      const float v_value_high = v_value_high_vec.at[j];
+      const float k_value_low_times_cosine = k_value_low * cosine;
+      const float k_value_high_times_sine = k_value_high * sine;
+      const float sub = k_value_low_times_cosine - k_value_high_times_sine;
+      const float k_value_high_times_cosine = k_value_high * cosine;
+      const float k_value_low_times_sine = k_value_low * sine;
+      const float add = k_value_high_times_cosine + k_value_low_times_sine;
       keys_low_vec.at[j] = static_cast<__bf16>(sub);
       keys_high_vec.at[j] = static_cast<__bf16>(add);
-      values_low_vec.at[j] = static_cast<__bf16>(v_low);
-      values_high_vec.at[j] = static_cast<__bf16>(v_high);
+      values_low_vec.at[j] = static_cast<__bf16>(v_value_low);
+      values_high_vec.at[j] = static_cast<__bf16>(v_value_high);
     }
     if (live && keys_low_found) store<4>(keys_low_row + col, keys_low_vec);
     if (live && keys_high_found) store<4>(keys_high_row + col, keys_high_vec);
@@ -237,10 +238,10 @@ decoder_layer_keys_turned(
     const float* __restrict__ a_cosine_ptr,
     const float* __restrict__ a_sine_ptr,
     const int* __restrict__ a_slots_ptr,
-    const float* __restrict__ a_k_low_ptr,
-    const float* __restrict__ a_k_high_ptr,
-    const float* __restrict__ a_v_low_ptr,
-    const float* __restrict__ a_v_high_ptr,
+    const float* __restrict__ a_k_value_low_ptr,
+    const float* __restrict__ a_k_value_high_ptr,
+    const float* __restrict__ a_v_value_low_ptr,
+    const float* __restrict__ a_v_value_high_ptr,
     __bf16* __restrict__ a_keys_low_ptr,
     __bf16* __restrict__ a_keys_high_ptr,
     __bf16* __restrict__ a_values_low_ptr,
@@ -257,14 +258,14 @@ decoder_layer_keys_turned(
     long long a_cosine_stride_B,
     long long a_sine_stride_B,
     long long a_slots_stride_B,
-    long long a_k_low_stride_B,
-    long long a_k_low_stride_H,
-    long long a_k_high_stride_B,
-    long long a_k_high_stride_H,
-    long long a_v_low_stride_B,
-    long long a_v_low_stride_H,
-    long long a_v_high_stride_B,
-    long long a_v_high_stride_H,
+    long long a_k_value_low_stride_B,
+    long long a_k_value_low_stride_H,
+    long long a_k_value_high_stride_B,
+    long long a_k_value_high_stride_H,
+    long long a_v_value_low_stride_B,
+    long long a_v_value_low_stride_H,
+    long long a_v_value_high_stride_B,
+    long long a_v_value_high_stride_H,
     long long a_keys_low_count,
     long long a_keys_low_stride,
     long long a_keys_low_stride_H,
@@ -292,12 +293,13 @@ decoder_layer_keys_turned(
 {
   unsigned block = blockIdx.x;  // the first blocks do the first step
   if (block < blocks_a) {
-    part_a(block, a_cosine_ptr, a_sine_ptr, a_slots_ptr, a_k_low_ptr, a_k_high_ptr, a_v_low_ptr, a_v_high_ptr,
-        a_keys_low_ptr, a_keys_high_ptr, a_values_low_ptr, a_values_high_ptr, a_B_size, a_H_size, a_cosine_stride_B,
-        a_sine_stride_B, a_slots_stride_B, a_k_low_stride_B, a_k_low_stride_H, a_k_high_stride_B, a_k_high_stride_H,
-        a_v_low_stride_B, a_v_low_stride_H, a_v_high_stride_B, a_v_high_stride_H, a_keys_low_count, a_keys_low_stride,
-        a_keys_low_stride_H, a_keys_high_count, a_keys_high_stride, a_keys_high_stride_H, a_values_low_count,
-        a_values_low_stride, a_values_low_stride_H, a_values_high_count, a_values_high_stride, a_values_high_stride_H);
+    part_a(block, a_cosine_ptr, a_sine_ptr, a_slots_ptr, a_k_value_low_ptr, a_k_value_high_ptr, a_v_value_low_ptr,
+        a_v_value_high_ptr, a_keys_low_ptr, a_keys_high_ptr, a_values_low_ptr, a_values_high_ptr, a_B_size, a_H_size,
+        a_cosine_stride_B, a_sine_stride_B, a_slots_stride_B, a_k_value_low_stride_B, a_k_value_low_stride_H,
+        a_k_value_high_stride_B, a_k_value_high_stride_H, a_v_value_low_stride_B, a_v_value_low_stride_H,
+        a_v_value_high_stride_B, a_v_value_high_stride_H, a_keys_low_count, a_keys_low_stride, a_keys_low_stride_H,
+        a_keys_high_count, a_keys_high_stride, a_keys_high_stride_H, a_values_low_count, a_values_low_stride,
+        a_values_low_stride_H, a_values_high_count, a_values_high_stride, a_values_high_stride_H);
     return;
   }
   block -= static_cast<unsigned>(blocks_a);

@@ -2,17 +2,17 @@
 // attended of decoder_layer_prefill.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// views    v_part is v_ as [H, 1, S, E]; queries is turned as [H, G, S, E]; keys_part is keys as [H, 1,
-//          S, E]
+// views    v_value_part is v_value as [H, 1, S, E]; queries is turned as [H, G, S, E]; keys_part is
+//          keys as [H, 1, S, E]
 // tile     64 queries a block of 4 warps, tiles of 64 keys, the next tile in registers meanwhile; of
 //          keys behind the last that a block's rows need, none are read; conditions are tested in tiles
 //          that an end cuts
 // traffic  83.9 MB moved, 83.9 MB ideal, 4378.9 MB with products apart, 11995.7 MB unfused in 8
 //          launches
 // floor    105.1 us at 1307 TFLOP/s for products; compute-bound at 1638.80 flop/B
-// rounding e, before it is divided by its row's sum, to bf16 where it meets v_part; cast to bf16 by an
-//          explicit cast; attended to bf16 when stored; f32 between
-// needs    S=4096, E=128; rows of all operands next to each other; queries, keys_part, v_part,
+// rounding e, before it is divided by its row's sum, to bf16 where it meets v_value_part; cast to bf16
+//          by an explicit cast; attended to bf16 when stored; f32 between
+// needs    S=4096, E=128; rows of all operands next to each other; queries, keys_part, v_value_part,
 //          attended: address and strides in multiples of 16 B
 
 #ifndef INFINITY
@@ -51,8 +51,8 @@ __device__ __forceinline__ float power_of_2(float x) {
 constexpr int tile_rows = 64, tile_keys = 64, keys = 4096, threads = 256;
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
 // of 8 lines lies in different banks
-constexpr int queries_pitch = 136, keys_part_pitch = 136, v_part_pitch = 72;
-constexpr int v_part_at = 8704, stage_elements = 17920;  // of a tile's values, and to the next stage
+constexpr int queries_pitch = 136, keys_part_pitch = 136, v_value_part_pitch = 72;
+constexpr int v_value_part_at = 8704, stage_elements = 17920;  // of a tile's values, and to the next stage
 constexpr int queries_at = 0;
 constexpr int sums_stride = 132;  // floats of a row of sums
 
@@ -118,7 +118,7 @@ __device__ __forceinline__ Half rounded_half(const Sums& from) {
 
 extern "C" __global__ void __launch_bounds__(256)
 decoder_layer_prefill_attended(
-    const __bf16* __restrict__ v_part_ptr,
+    const __bf16* __restrict__ v_value_part_ptr,
     const __bf16* __restrict__ queries_ptr,
     const __bf16* __restrict__ keys_part_ptr,
     __bf16* __restrict__ attended_ptr,
@@ -130,8 +130,8 @@ decoder_layer_prefill_attended(
     long long queries_stride_S,
     long long keys_part_stride_H,
     long long keys_part_ld,
-    long long v_part_stride_H,
-    long long v_part_ld,
+    long long v_value_part_stride_H,
+    long long v_value_part_ld,
     long long attended_stride_H,
     long long attended_stride_G,
     long long attended_stride_S)
@@ -165,17 +165,20 @@ decoder_layer_prefill_attended(
       + queries_row * queries_stride_S + queries_col;
   const int keys_part_row = threadIdx.x / 16, keys_part_col = threadIdx.x % 16 * 8;
   const __bf16* const keys_part_from = keys_part_ptr + H_at * keys_part_stride_H + keys_part_row * keys_part_ld + keys_part_col;
-  const int v_part_row = threadIdx.x / 16, v_part_col = threadIdx.x % 16 * 8;
-  const __bf16* const v_part_from = v_part_ptr + H_at * v_part_stride_H + v_part_row * v_part_ld + v_part_col;
+  const int v_value_part_row = threadIdx.x / 16, v_value_part_col = threadIdx.x % 16 * 8;
+  const __bf16* const v_value_part_from = v_value_part_ptr + H_at * v_value_part_stride_H + v_value_part_row * v_value_part_ld
+      + v_value_part_col;
   Vec<__bf16, 8> keys_part_held[4];
-  Vec<__bf16, 8> v_part_held[4];
+  Vec<__bf16, 8> v_value_part_held[4];
   const auto fetch_tile = [&](int key0) {
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       keys_part_held[v] = load_chunk<8>(keys_part_from + (key0 + v * 16) * keys_part_ld, 8);
     }
     #pragma unroll
-    for (int v = 0; v < 4; ++v) v_part_held[v] = load_chunk<8>(v_part_from + (key0 + v * 16) * v_part_ld, 8);
+    for (int v = 0; v < 4; ++v) {
+      v_value_part_held[v] = load_chunk<8>(v_value_part_from + (key0 + v * 16) * v_value_part_ld, 8);
+    }
   };
   const auto put_tile = [&](int stage) {
     #pragma unroll
@@ -185,10 +188,11 @@ decoder_layer_prefill_attended(
     }
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      __bf16* const to = ring + stage * stage_elements + v_part_at;
+      __bf16* const to = ring + stage * stage_elements + v_value_part_at;
       {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(v_part_col + j) * v_part_pitch + v_part_row + v * 16] = v_part_held[v].at[j];
+        for (int j = 0; j < 8; ++j) to[(v_value_part_col + j) * v_value_part_pitch + v_value_part_row
+            + v * 16] = v_value_part_held[v].at[j];
       }
     }
   };
@@ -216,12 +220,12 @@ decoder_layer_prefill_attended(
   __syncthreads();
   const __bf16* const queries_lane = ring + queries_at + (warp_row + lane % 16) * queries_pitch + lane / 16 * 8;
   const __bf16* const keys_part_lane = ring + lane % 16 * keys_part_pitch + lane / 16 * 8;
-  const __bf16* const v_part_lane = ring + v_part_at + lane % 16 * v_part_pitch + lane / 16 * 4;
+  const __bf16* const v_value_part_lane = ring + v_value_part_at + lane % 16 * v_value_part_pitch + lane / 16 * 4;
   Fragment queries_part[4];
   #pragma unroll
   for (int k = 0; k < 4; ++k) queries_part[k] = load_fragment(queries_lane + k * 32);
   __syncthreads();  // the first tile takes the queries' place
-  Sums e_times_v_part_sums[8] = {};
+  Sums e_times_v_value_part_sums[8] = {};
 
   for (int key0 = first_key, tile = 0; key0 < end_key; key0 += tile_keys, ++tile) {
     const int stage = tile % 1;
@@ -286,7 +290,7 @@ decoder_layer_prefill_attended(
     #pragma unroll
     for (int d = 0; d < 8; ++d) {
       #pragma unroll
-      for (int i = 0; i < 4; ++i) e_times_v_part_sums[d][i] *= shrinks[0];
+      for (int i = 0; i < 4; ++i) e_times_v_value_part_sums[d][i] *= shrinks[0];
     }
 
     // logits become weights
@@ -306,8 +310,8 @@ decoder_layer_prefill_attended(
       const Half rounded = rounded_half(queries_times_keys_part_sums[n]);
       #pragma unroll
       for (int d = 0; d < 8; ++d) {
-        const Half v_part_part = load_half(v_part_lane + stage * stage_elements + d * 16 * v_part_pitch + n * 16);
-        e_times_v_part_sums[d] = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(v_part_part, rounded, e_times_v_part_sums[d], 0, 0, 0);
+        const Half v_value_part_part = load_half(v_value_part_lane + stage * stage_elements + d * 16 * v_value_part_pitch + n * 16);
+        e_times_v_value_part_sums[d] = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(v_value_part_part, rounded, e_times_v_value_part_sums[d], 0, 0, 0);
       }
     }
     __syncthreads();
@@ -332,7 +336,7 @@ decoder_layer_prefill_attended(
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int m = warp_row + lane % 16;
-      row_sums[m * sums_stride + d * 16 + lane / 16 * 4 + i] = e_times_v_part_sums[d][i];
+      row_sums[m * sums_stride + d * 16 + lane / 16 * 4 + i] = e_times_v_value_part_sums[d][i];
     }
   }
   __syncthreads();
@@ -348,11 +352,11 @@ decoder_layer_prefill_attended(
       const float one_over_sum_of_exps = 1.0f / sum_of_exps;
       const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
       Vec<__bf16, 8> attended_vec;
-      const Vec<float, 8> e_times_v_part_total = load<8>(row_sums + m * sums_stride + col);
+      const Vec<float, 8> e_times_v_value_part_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float e_times_v_part = e_times_v_part_total.at[j];
-        const float mul = e_times_v_part * inverse_sum;
+        const float e_times_v_value_part = e_times_v_value_part_total.at[j];
+        const float mul = e_times_v_value_part * inverse_sum;
         attended_vec.at[j] = static_cast<__bf16>(mul);
       }
       store<8>(attended_ptr + H_at * attended_stride_H + G_at * attended_stride_G + row * attended_stride_S + col, attended_vec);

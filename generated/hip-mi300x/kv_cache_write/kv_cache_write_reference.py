@@ -4,7 +4,7 @@ RoPE of k by halves of a head, then both written in one kernel; a slot of -1 is 
 
 Operands, with leading axes of any size:
     k: bf16[T, H, D]
-    v_: bf16[T, H, D]
+    v_value: bf16[T, H, D]
     rotations: f32[P, D]
     positions: i64[T]
     slots: i64[T]
@@ -40,10 +40,10 @@ def rows_put(table, index, rows):
 
 
 @np.errstate(all="ignore")
-def kv_cache_write(k, v_, rotations, positions, slots, k_cache, v_cache):
+def kv_cache_write(k, v_value, rotations, positions, slots, k_cache, v_cache):
     D = k.shape[2]
     k = np.asarray(k).astype(np.float64)
-    v_ = np.asarray(v_).astype(np.float64)
+    v_value = np.asarray(v_value).astype(np.float64)
     rotations = np.asarray(rotations).astype(np.float64)
     positions = np.clip(positions, -(2**31), 2**31 - 1).astype(np.int32)
     slots = np.clip(slots, -(2**31), 2**31 - 1).astype(np.int32)
@@ -65,5 +65,5 @@ def kv_cache_write(k, v_, rotations, positions, slots, k_cache, v_cache):
     rope = np.concatenate([sub, add], axis=-1)
     scatter = slots[..., None, None]
     out0 = rows_put(k_cache, scatter, rope)
-    out1 = rows_put(v_cache, scatter, v_)
+    out1 = rows_put(v_cache, scatter, v_value)
     return out0, out1

@@ -6,8 +6,8 @@
 // traffic  1067.4 MB moved, 1067.4 MB ideal, 1067.4 MB with products apart, 1067.4 MB unfused in 1
 //          launch
 // floor    201.4 us at 5.3 TB/s; memory-bound at 31.50 flop/B
-// needs    K=4096, V=128256; rows of all operands next to each other; x, head_, logits: address and
-//          strides in multiples of 16 B
+// needs    K=4096, V=128256; rows of all operands next to each other; x, head_value, logits: address
+//          and strides in multiples of 16 B
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -32,8 +32,8 @@ constexpr int tile_rows = 32, tile_cols = 32, tile_k = 64, stages = 2;
 constexpr int split_k = 4, steps = 16;  // parts of K, and slices of each
 constexpr int tiles_across = 4008;
 // elements from the start of a slice to the right factor, and to its end
-constexpr int head__at = tile_rows * tile_k;
-constexpr int slice_elements = head__at + tile_cols * tile_k;
+constexpr int head_value_at = tile_rows * tile_k;
+constexpr int slice_elements = head_value_at + tile_cols * tile_k;
 constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
@@ -103,11 +103,11 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
 extern "C" __global__ void __launch_bounds__(256)
 logits_argmax_logits(
     const __bf16* __restrict__ x_ptr,
-    const __bf16* __restrict__ head__ptr,
+    const __bf16* __restrict__ head_value_ptr,
     float* __restrict__ logits_ptr,
     long long rows,
     long long x_stride,
-    long long head__ld,
+    long long head_value_ld,
     long long logits_stride)
 {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -124,11 +124,11 @@ logits_argmax_logits(
   const int x_m = lane / 8, x_k = lane % 8 * 8;
   const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
   const int x_to = place<8>(x_m, x_k);
-  const int head__n = lane / 8, head__k = lane % 8 * 8;
-  const __bf16* head__from = head__ptr + (col0 + head__n) * head__ld + k_group * tile_k + head__k;
-  const int head__to = head__at + place<8>(head__n, head__k);
+  const int head_value_n = lane / 8, head_value_k = lane % 8 * 8;
+  const __bf16* head_value_from = head_value_ptr + (col0 + head_value_n) * head_value_ld + k_group * tile_k + head_value_k;
+  const int head_value_to = head_value_at + place<8>(head_value_n, head_value_k);
   Vec<__bf16, 8> x_held[4];
-  Vec<__bf16, 8> head__held[4];
+  Vec<__bf16, 8> head_value_held[4];
   const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
@@ -136,20 +136,20 @@ logits_argmax_logits(
     }
     x_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) head__held[v] = load_chunk<8>(head__from + v * 8 * head__ld, 8);
-    head__from += split_k * tile_k;
+    for (int v = 0; v < 4; ++v) head_value_held[v] = load_chunk<8>(head_value_from + v * 8 * head_value_ld, 8);
+    head_value_from += split_k * tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
     for (int v = 0; v < 4; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
     #pragma unroll
-    for (int v = 0; v < 4; ++v) store<8>(slice + head__to + v * at_once, head__held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + head_value_to + v * at_once, head_value_held[v]);
   };
 
   // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][2];
-  Fragment head__part[2][2];
+  Fragment head_value_part[2][2];
   Sums logits_sums[2][2] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
@@ -157,14 +157,14 @@ logits_argmax_logits(
     for (int i = 0; i < 2; ++i) load_fragment<8>(x_part[buffer][i], slice + i * (16 * tile_k), 0, k * 32);
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_fragment<8>(head__part[buffer][i], slice + head__at + i * (16 * tile_k), 0, k * 32);
+      load_fragment<8>(head_value_part[buffer][i], slice + head_value_at + i * (16 * tile_k), 0, k * 32);
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
     for (int n = 0; n < 2; ++n) {
       #pragma unroll
-      for (int m = 0; m < 2; ++m) multiply_add(logits_sums[n][m], head__part[buffer][n], x_part[buffer][m]);
+      for (int m = 0; m < 2; ++m) multiply_add(logits_sums[n][m], head_value_part[buffer][n], x_part[buffer][m]);
     }
   };
 

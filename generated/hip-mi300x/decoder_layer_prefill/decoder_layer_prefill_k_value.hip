@@ -1,15 +1,15 @@
-// decoder_layer_prefill_k_  bf16[S, D], bf16[D], bf16[E_times_H, D], bf16[E_times_H, D] -> bf16[S, E_times_H], bf16[S, E_times_H]  at
+// decoder_layer_prefill_k_value  bf16[S, D], bf16[D], bf16[E_times_H, D], bf16[E_times_H, D] -> bf16[S, E_times_H], bf16[S, E_times_H]  at
 //   S=4096 D=4096 E_times_H=1024
-// k_, v_ of decoder_layer_prefill.
+// k_value, v_value of decoder_layer_prefill.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2
 // traffic  67.1 MB moved, 67.1 MB ideal, 167.8 MB with products apart, 234.9 MB unfused in 5 launches
 // floor    52.6 us at 1307 TFLOP/s for products; compute-bound at 1023.88 flop/B
-// rounding x * norm to bf16 before it is multiplied, and only then scaled by rrms; k_ to bf16 when
-//          stored; v_ to bf16 when stored; f32 between
-// needs    D=4096, E_times_H=1024; rows of all operands next to each other; x, norm, wk, wv, k_, v_:
-//          address and strides in multiples of 16 B; norm [D] shared by every row
+// rounding x * norm to bf16 before it is multiplied, and only then scaled by rrms; k_value to bf16 when
+//          stored; v_value to bf16 when stored; f32 between
+// needs    D=4096, E_times_H=1024; rows of all operands next to each other; x, norm, wk, wv, k_value,
+//          v_value: address and strides in multiples of 16 B; norm [D] shared by every row
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -98,19 +98,19 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-decoder_layer_prefill_k_(
+decoder_layer_prefill_k_value(
     const __bf16* __restrict__ x_ptr,
     const __bf16* __restrict__ norm_ptr,
     const __bf16* __restrict__ wk_ptr,
     const __bf16* __restrict__ wv_ptr,
-    __bf16* __restrict__ k__ptr,
-    __bf16* __restrict__ v__ptr,
+    __bf16* __restrict__ k_value_ptr,
+    __bf16* __restrict__ v_value_ptr,
     long long rows,
     long long x_stride,
     long long wk_ld,
     long long wv_ld,
-    long long k__stride,
-    long long v__stride)
+    long long k_value_stride,
+    long long v_value_stride)
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
@@ -262,14 +262,14 @@ decoder_layer_prefill_k_(
           const float mean = sum_of_squares / 4096.0f;
           const float mean_plus_eps = mean + 1e-06f;
           const float rrms = rsqrtf(mean_plus_eps);
-          Vec<__bf16, 8> k__vec;
+          Vec<__bf16, 8> k_value_vec;
           #pragma unroll
           for (int j = 0; j < 8; ++j) {
             const float matmul_wk = matmul_wk_total.at[j];
             const float matmul_wk_times_rrms = matmul_wk * rrms;
-            k__vec.at[j] = static_cast<__bf16>(matmul_wk_times_rrms);
+            k_value_vec.at[j] = static_cast<__bf16>(matmul_wk_times_rrms);
           }
-          store<8>(k__ptr + row * k__stride + col, k__vec);
+          store<8>(k_value_ptr + row * k_value_stride + col, k_value_vec);
         }
       }
     }
@@ -287,14 +287,14 @@ decoder_layer_prefill_k_(
           const float mean = sum_of_squares / 4096.0f;
           const float mean_plus_eps = mean + 1e-06f;
           const float rrms = rsqrtf(mean_plus_eps);
-          Vec<__bf16, 8> v__vec;
+          Vec<__bf16, 8> v_value_vec;
           #pragma unroll
           for (int j = 0; j < 8; ++j) {
             const float matmul_wv = matmul_wv_total.at[j];
             const float matmul_wv_times_rrms = matmul_wv * rrms;
-            v__vec.at[j] = static_cast<__bf16>(matmul_wv_times_rrms);
+            v_value_vec.at[j] = static_cast<__bf16>(matmul_wv_times_rrms);
           }
-          store<8>(v__ptr + row * v__stride + col, v__vec);
+          store<8>(v_value_ptr + row * v_value_stride + col, v_value_vec);
         }
       }
     }

@@ -1,14 +1,14 @@
-// decoder_layer_prefill_v_  bf16[S, D], bf16[D], bf16[E_times_H, D] -> bf16[S, E_times_H]  at S=4096 D=4096 E_times_H=1024
-// v_ of decoder_layer_prefill.
+// decoder_layer_prefill_v_value  bf16[S, D], bf16[D], bf16[E_times_H, D] -> bf16[S, E_times_H]  at S=4096 D=4096 E_times_H=1024
+// v_value of decoder_layer_prefill.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
 // tile     192 x 128 tiles of 8 warps, slices of 64 in a ring of 4
 // traffic  50.3 MB moved, 50.3 MB ideal, 117.4 MB with products apart, 167.8 MB unfused in 3 launches
 // floor    110.1 us at 312 TFLOP/s for products; compute-bound at 682.56 flop/B
-// rounding x * norm to bf16 before it is multiplied, and only then scaled by rrms; v_ to bf16 when
+// rounding x * norm to bf16 before it is multiplied, and only then scaled by rrms; v_value to bf16 when
 //          stored; f32 between
-// needs    D=4096, E_times_H=1024; rows of all operands next to each other; x, norm, wv, v_: address
-//          and strides in multiples of 16 B; norm [D] shared by every row
+// needs    D=4096, E_times_H=1024; rows of all operands next to each other; x, norm, wv, v_value:
+//          address and strides in multiples of 16 B; norm [D] shared by every row
 
 #include <cuda_bf16.h>
 
@@ -117,15 +117,15 @@ __device__ __forceinline__ void multiply_add(
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-decoder_layer_prefill_v_(
+decoder_layer_prefill_v_value(
     const __nv_bfloat16* __restrict__ x_ptr,
     const __nv_bfloat16* __restrict__ norm_ptr,
     const __nv_bfloat16* __restrict__ wv_ptr,
-    __nv_bfloat16* __restrict__ v__ptr,
+    __nv_bfloat16* __restrict__ v_value_ptr,
     long long rows,
     long long x_stride,
     long long wv_ld,
-    long long v__stride)
+    long long v_value_stride)
 {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
@@ -280,14 +280,14 @@ decoder_layer_prefill_v_(
       const float mean = sum_of_squares / 4096.0f;
       const float mean_plus_eps = mean + 1e-06f;
       const float rrms = rsqrtf(mean_plus_eps);
-      Vec<__nv_bfloat16, 8> v__vec;
+      Vec<__nv_bfloat16, 8> v_value_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
         const float matmul_times_rrms = matmul * rrms;
-        v__vec.at[j] = __float2bfloat16_rn(matmul_times_rrms);
+        v_value_vec.at[j] = __float2bfloat16_rn(matmul_times_rrms);
       }
-      store<8>(v__ptr + row * v__stride + col, v__vec);
+      store<8>(v_value_ptr + row * v_value_stride + col, v_value_vec);
     }
   }
 }
