@@ -175,6 +175,13 @@ class Dialect:
         }
 
 
+def asks(lines: Iterable[str], *names: str) -> bool:
+    """Does a line name one of these? A local that not every body needs, as a row's number, is declared where it is
+    named: a plan's bodies say so in their own words, and this finds the words once they are spelled."""
+    wanted = frozenset(names)
+    return any(wanted.intersection(re.findall(r"\w+", line)) for line in lines)
+
+
 @cache
 def named_in(text: str) -> tuple[frozenset[str], frozenset[str]]:
     """The functions of the prelude that a text of a table calls, and the constants that it names."""

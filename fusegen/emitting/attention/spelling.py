@@ -5,12 +5,12 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from fusegen.emitting.attention.scores import LOG2E, ScoresSpeller
 from fusegen.emitting.body import Element, element_lines
+from fusegen.emitting.dialect import asks
 from fusegen.planner.attention.parts import CHUNK, AttentionPlan
 from fusegen.planner.model import Access, Load, Store
 from fusegen.planner.parts import Body, used_by
@@ -117,7 +117,7 @@ class AttentionSpeller(ScoresSpeller):
         ends, key_range, behind = self.ends(), self.key_range(), self.behind()
         launch_body = self.statements(plan.launch_body)
         row_setup, row_arrays = self.row_setup(), self.row_arrays()
-        asks_col = {name: any(self.col_name in line for line in lines) for name, lines in
+        asks_col = {name: asks(lines, self.col_name) for name, lines in
                     (("tested", tested), ("free", free), ("weight", weight))}  # fmt: skip
         across = plan.tile.keys // atom.cols
         dtype = plan.dtype.name
@@ -154,7 +154,7 @@ class AttentionSpeller(ScoresSpeller):
             "plain_copies": not (key["m"].copied and value["m"].copied),
             "copies": any(m.copied for m in (plan.query, plan.key, plan.value)),
             "row_setup": row_setup,
-            "setup_asks_row": any(re.search(r"\b(row|m)\b", line) for line in row_setup),
+            "setup_asks_row": asks(row_setup, "row", "m"),
             "row_arrays": row_arrays,
             "slots": self.row_slots,
             "slot": self.slot,

@@ -5,14 +5,13 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from fusegen.emitting.attention.scores import LOG2E, ScoresSpeller
 from fusegen.emitting.body import Element, element_lines
-from fusegen.emitting.dialect import VALUE_TYPES
+from fusegen.emitting.dialect import VALUE_TYPES, asks
 from fusegen.language.types import DType, f32
 from fusegen.planner.attention.parts import CHUNK, ElementBody
 from fusegen.planner.attention.weights import WeightsPlan
@@ -229,7 +228,7 @@ class WeightsSpeller(WrittenWords):
         fills = [line for store in plan.results.stores if self.masks for line in self.fill(store, part, lanes)]
         row_setup, row_arrays = self.row_setup(), self.row_arrays()
         lines = {"tested": tested, "free": free, "written": written["tested"], "written_free": written["free"]}
-        asks_col = {name: any(self.col_name in line for line in found) for name, found in lines.items()}
+        asks_col = {name: asks(found, self.col_name) for name, found in lines.items()}
         ends, key_range = self.ends(), self.key_range()
         dtype = plan.dtype.name
         return {
@@ -248,7 +247,7 @@ class WeightsSpeller(WrittenWords):
                 "body": self.spelling.functions.get(f"mma_by_rows_{dtype}", ()),
                 "matrix": self.spelling.functions.get("matrix", ()),
             },
-            "sizes": self.sizes(any(re.search(r"\bthreads\b", m["lines"]) for m in (query, key))),
+            "sizes": self.sizes(asks((query["lines"], key["lines"]), "threads")),
             "launch_body": launch_body,
             "place": self.place(),
             "ends": ends,
@@ -262,7 +261,7 @@ class WeightsSpeller(WrittenWords):
             "plain_copies": not plan.key.copied,
             "copies": plan.query.copied or plan.key.copied,
             "row_setup": row_setup,
-            "setup_asks_row": any(re.search(r"\b(row|m)\b", line) for line in row_setup),
+            "setup_asks_row": asks(row_setup, "row", "m"),
             "row_arrays": [*row_arrays, *self.masked_arrays(self.row_slots)],
             "slots": self.row_slots,
             "slot": self.slot,

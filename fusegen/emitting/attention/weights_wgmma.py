@@ -6,13 +6,12 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from fusegen.emitting.attention.weights import WrittenWords
-from fusegen.emitting.attention.wgmma_scores import WgmmaScoresSpeller, asks, times
-from fusegen.emitting.dialect import float_text
+from fusegen.emitting.attention.wgmma_scores import WgmmaScoresSpeller, times
+from fusegen.emitting.dialect import asks, float_text
 from fusegen.emitting.hopper import box_functions, wgmma
 from fusegen.planner.attention.weights_wgmma import WgmmaWeightsPlan
 from fusegen.planner.attention.wgmma import BOX_ROWS, LINE_ELEMENTS, Boxes
@@ -239,7 +238,7 @@ class WgmmaWeightsSpeller(WgmmaScoresSpeller, WrittenWords):
             "ahead": ahead,
             "pair_col": atom.fragment.col_text(("n", 2)),
             "row_setup": row_setup,
-            "setup_asks_row": any(re.search(r"\b(row|m)\b", line) for line in row_setup),
+            "setup_asks_row": asks(row_setup, "row", "m"),
             "row_arrays": [*row_arrays, *self.masked_arrays(2), *(declared for declared, _ in apart)],
             "apart_rows": apart,
             "slot": self.slot,
@@ -254,7 +253,7 @@ class WgmmaWeightsSpeller(WgmmaScoresSpeller, WrittenWords):
             "free_value": plan.free.value,
             "written": written,
             "settled": settled,
-            "asks_place": any("row" in line for line in (*settled, *(text for _, text in apart))),
+            "asks_place": asks((*settled, *(text for _, text in apart)), "row"),
             "masked": masked,
             "fills": fills,
             "odd_boxes": odd_boxes,

@@ -6,14 +6,13 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from fusegen.emitting.attention.spelling import AttentionSpeller
-from fusegen.emitting.attention.wgmma_scores import WgmmaScoresSpeller, asks, segment, times
+from fusegen.emitting.attention.wgmma_scores import WgmmaScoresSpeller, segment, times
 from fusegen.emitting.body import Element, element_lines
-from fusegen.emitting.dialect import float_text
+from fusegen.emitting.dialect import asks, float_text
 from fusegen.emitting.hopper import box_functions, wgmma
 from fusegen.planner.attention.wgmma import WgmmaAttentionPlan
 from fusegen.planner.model import Access, Load, Store
@@ -97,8 +96,8 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
         boxes = [{"words": f"{s.access.name}_words", "stores": self.box_stores(s.access)} for s in boxed]
         return {
             "row": row,
-            "asks_row": any(re.search(r"\brow\b", line) for line in (*row, *pair, *body, *stores)),
-            "asks_inside": any("inside" in line for line in (*row, *stores)),
+            "asks_row": asks((*row, *pair, *body, *stores), "row"),
+            "asks_inside": asks((*row, *stores), "inside"),
             "vectors": bool(behind.loads or apart),
             "asks_col": asks([*pair, *body, *stores], "col"),
             "pair": pair,
@@ -187,7 +186,7 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "ahead": ahead,
             "pair_col": plan.atom.fragment.col_text(("n", 2)),
             "row_setup": row_setup,
-            "setup_asks_row": any(re.search(r"\b(row|m)\b", line) for line in row_setup),
+            "setup_asks_row": asks(row_setup, "row", "m"),
             "row_arrays": row_arrays,
             "slot": self.slot,
             "slot_row": self.slot_row,

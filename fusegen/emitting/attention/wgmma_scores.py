@@ -5,7 +5,7 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from fusegen.emitting.attention.scores import ScoresSpeller
 from fusegen.language.types import bf16
@@ -112,7 +112,3 @@ def segment(name: str, number: int) -> str:
 
 def times(found: Boxes) -> str:
     return f"{found.segments} * " if found.segments > 1 else ""
-
-
-def asks(lines: Iterable[str], col: str) -> bool:
-    return any(col in line for line in lines)

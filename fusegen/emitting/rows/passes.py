@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fusegen.emitting.dialect import UNROLL, VALUE_TYPES, all_of
+from fusegen.emitting.dialect import UNROLL, VALUE_TYPES, all_of, asks
 from fusegen.emitting.rows.blocks import Blocks
 from fusegen.emitting.rows.bulk_rows import BulkRows
 from fusegen.emitting.rows.elements import Elements
@@ -181,7 +180,7 @@ class Passes(Part):
             names_col=self.names_col(row_pass, ahead) or bool(outputs),
             guard=self.frame.guard(),
             loads_first=ahead and bool(reads),
-            reads_col=any(re.search(r"\bcol\b", text) for text in (self.frame.guard(), *(r.call for r in reads))),
+            reads_col=asks((self.frame.guard(), *(r.call for r in reads)), "col"),
             vectors=tuple(arrays),
             reads=tuple(reads),
             shifts=tuple(shifts),
