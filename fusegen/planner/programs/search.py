@@ -326,17 +326,16 @@ class Search:
 
     def place(self, kernels: list[Kernel], makes: tuple[Made, ...], state: State) -> None:
         """Add what makes `makes`: to a kernel that is there, where that is cheaper, or as one of its own. Kernels stay
-        in an order in which they can run: one takes over no work that waits for a later one. What can't be planned
-        stays alone: more to make does not help, unless it is what is read there."""
+        in an order in which they can run: one takes over no work that waits for a later one. Of what can't be planned
+        alone, more to make is tried only where that may be what it wants."""
         alone = self.kernel(makes, state)
         read = set(self.reads(makes, state))
         after = max((i for i, kernel in enumerate(kernels) if read & {n for n, _, _ in kernel.makes}), default=-1)
         best: tuple[float, int, Kernel] | None = None
         for place, kernel in enumerate(kernels):
-            unread = not read & {n for n, _, _ in kernel.makes}
-            if place < after or not kernel.plans or (unread and not alone.plans):
+            if place < after or not self.share(kernel, makes, state):
                 continue
-            if not self.share(kernel, makes, state):
+            if not (kernel.plans and alone.plans) and not self.may_help(kernel, makes, state):
                 continue
             both = self.kernel((*kernel.makes, *makes), state)
             gain = one_after_another((kernel.time_us, alone.time_us), self.early_us) - both.time_us
@@ -358,6 +357,15 @@ class Search:
             for m in (kernel.makes, makes)
         )
         return bool(one & two) or bool({n for n, _, _ in kernel.makes} & two)
+
+    def may_help(self, kernel: Kernel, makes: tuple[Made, ...], state: State) -> bool:
+        """May one kernel make what two can't: where both compute the same reduction, product or the like, or where it
+        is what the other one makes that can't be read so?"""
+        one, _ = cutting.cone(self.graph, [n for n, _, _ in kernel.makes], state)
+        two, also = cutting.cone(self.graph, [n for n, _, _ in makes], state)
+        if kernel.plans and not {n for n, _, _ in kernel.makes}.isdisjoint(also):
+            return True
+        return any(node.op.kind not in EASY for node in set(one).intersection(two))
 
     def reads(self, makes: tuple[Made, ...], state: State) -> list[Node]:
         return cutting.cone(self.graph, [n for n, _, _ in makes], state)[1]
