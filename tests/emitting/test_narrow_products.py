@@ -311,7 +311,7 @@ def powers(spec: Chain, rng: np.random.Generator) -> list[np.ndarray]:
 
 BLOCKS = [
     (by_rows, H200, {"M": 70, "N": 256, "K": 512}),
-    (by_rows, H200, {"M": 8, "N": 128, "K": 1024}),
+    (by_rows, H200, {"M": 8, "N": 128, "K": 1152}),  # 9 slices, of which 4 have their scales on the way
     (turned, H200, {"M": 300, "N": 128, "K": 256}),
     (gated, H200, {"M": 70, "N": 256, "K": 256}),
     (by_rows, L40S, {"M": 37, "N": 128, "K": 256}),
@@ -329,10 +329,19 @@ def test_blocks_are_scaled_by_their_own_scales(spec: Chain, gpu: Target, sizes: 
     assert np.array_equal(np.asarray(kernel(*operands)), reference(spec.graph)(*operands).astype(np.float32))
 
 
+def test_two_parts_of_a_tile_hide_their_scales() -> None:
+    program = program_instead(candidates(turned.at(M=4096, N=7168, K=2048).graph, H200))
+    assert program is not None
+    found = program.steps[0].plan
+    assert isinstance(found, WgmmaPlan)
+    assert (found.tile.parts, found.scales_ahead) == (2, 1)
+
+
 WRONG_SCALES = {
     "the block's neighbour along K": (r"(\w+_ptr\[row \* \w+_stride \+ )step\]", r"\1(step + 1) % steps]"),
     "the block's neighbour along N": (r"at\.col0 / scaled_cols", "(at.col0 / scaled_cols + 1) % 2"),
     "another row's": (r"_ptr\[row \*", "_ptr[(row ^ 1) *"),
+    "the slice's before it": (r"fetch_scales\(step \+ 4, slot\)", "fetch_scales(step + 3, slot)"),
     "none": (r" \* scale\[0\]\[\w\]\[j / 2 % 2\]", ""),
 }
 
@@ -340,12 +349,12 @@ WRONG_SCALES = {
 @needs_compiler
 @pytest.mark.parametrize("name", WRONG_SCALES)
 def test_wrong_scales_are_caught(name: str) -> None:
-    spec = by_rows.at(M=140, N=256, K=512)
+    spec = by_rows.at(M=140, N=256, K=640)
     program = fusegen.compile(spec, H200, on="emulator", validate=False)
     assert isinstance(program, Program)
     step = program.plan.steps[0].plan
     assert isinstance(step, WgmmaPlan)
-    assert step.tile.split_k == 1
+    assert (step.tile.split_k, step.scales_ahead) == (1, 4)
     rng = np.random.default_rng(4)
     operands = tuple(
         rng.standard_normal([size_of(size, spec.graph.sizes) for size in t.shape]).astype(t.dtype.numpy)
