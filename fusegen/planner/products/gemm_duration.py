@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from fusegen.language.graph import Graph
 from fusegen.language.types import F8, DType, f32, size_of
 from fusegen.planner.model import Access, Cost
-from fusegen.planner.products.gemm import GemmTile, run_of, shared_bytes
+from fusegen.planner.products.gemm import GemmTile, run_of, shared_bytes, tile_elements
 from fusegen.planner.products.product_cost import floors, product_traffic
 from fusegen.planner.rows.duration import COPY_SHARE, LAUNCH_US, resident_blocks
 from fusegen.planner.time import overlapped
@@ -79,6 +79,13 @@ BLOCK_US = 3.3  # a block's time before its first slice and behind its last
 SLICE_US = 0.12  # a slice-K group's time for a slice, and more
 PIECE_US = 0.016  # for every 16 x 8 sums of 64 products, of 32 as tf32
 PREPARED_US = 0.34  # and for every 8 x 64 elements of the left operand that it prepares
+# Where right factors are codes: fitted to candidates of 4 and 8 bits and 1 to 16 rows on an H100, 9 shapes, which they
+# meet within 5 % (rms). What comes first took 1.8 % more than the best in the mean, and 2.9 % without them; 8 bits took
+# 34.1 us in rings of 4 for 8 groups, which came first, and 31.9 in rings of 3 for 4 (docs/measurements.md).
+WIDENED_US = 0.05  # more for 16 columns of a slice of 128 codes, to widen them
+CROWDED_BYTES = 64 * 1024  # on their way to an SM: with more, reads are slower,
+CROWDED_SHARE = 0.06  # and each doubling adds to the time of the bytes
+ROUND_US = 1.0  # for every round of blocks behind the first, whose first slices nothing hides
 STREAM_OVERLAP_EXPONENT = 5.0
 
 
@@ -259,16 +266,23 @@ def streams_us(target: Target, work: ProductWork, blocks: int, resident: int, nb
     pushed = 0.0 if work.evict_first else STREAMED_OUT_SHARE * min(nbytes, target.l2_bytes)
     halvings = max(0.0, math.log2(TOGETHER_BYTES / (line * tile.slice_k)))
     doublings = max(0.0, math.log2(tile.cols * work.products * work.k * size / NEAR_BYTES))
-    memory = (nbytes + pushed) * share * (1 + APART_SHARE * halvings + FAR_SHARE * doublings)
     slices = -(-work.k // (tile.k * tile.split_k))  # of a slice-K group
     on_sm = min(resident, max(1.0, blocks / target.sms))
+    rounds = -(-blocks // (target.sms * resident))
+    crowded = later = widened = 0.0
+    if work.share < 1.0:
+        slice_bytes = tile_elements(tile, work.products, work.share) * work.dtype.bytes
+        on_its_way = on_sm * tile.slice_k * (tile.stages - 1) * slice_bytes
+        crowded = CROWDED_SHARE * max(0.0, math.log2(on_its_way / CROWDED_BYTES))
+        later = ROUND_US * (rounds - 1)
+        widened = WIDENED_US * tile.k / 128 * (tile.cols / 16 * work.products)
+    memory = (nbytes + pushed) * share * (1 + APART_SHARE * halvings + FAR_SHARE * doublings + crowded)
     turns = slices * blocks / target.sms / (on_sm * (tile.stages - 1))
     brought = (tile.rows + tile.cols * work.products * work.share) * work.k * work.dtype.bytes / tile.cluster
     pieces = work.dtype.bytes * tile.k / 128 * tile.rows / 8 * (tile.cols / 16 * work.products)
     prepared = PREPARED_US * tile.k / 64 * tile.rows / 8 if work.prepared else 0.0
-    group_us = BLOCK_US + slices * (SLICE_US + PIECE_US * pieces + prepared)
-    rounds = -(-blocks // (target.sms * resident))
+    group_us = BLOCK_US + slices * (SLICE_US + PIECE_US * pieces + prepared + widened)
     shared = brought * max(1.0, blocks / target.sms) / (SHARED_GBS * 1e3)
     limits = memory, shared, turns * LATENCY_US, rounds * group_us
     added = CLUSTER_US * math.log2(tile.cluster)
-    return STREAM_US + added + overlapped(limits, STREAM_OVERLAP_EXPONENT)
+    return STREAM_US + added + later + overlapped(limits, STREAM_OVERLAP_EXPONENT)

@@ -5,7 +5,7 @@
 //         return x @ F.dequantize(w, scale).T
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     8 x 16 tiles, slice-K by 4 groups of warps; slices of 128 in a ring of 3 for each group;
+// tile     8 x 16 tiles, slice-K by 2 groups of warps; slices of 128 in a ring of 3 for each group;
 //          codes of i8 widened on their way to the tensor cores, sums scaled for every 128 of K
 // traffic  68.4 MB moved, 68.4 MB ideal, 335.8 MB with products apart, 68.4 MB unfused in 1 launch
 // floor    33.6 us at 2.039 TB/s; memory-bound at 15.69 flop/B
@@ -36,7 +36,7 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
 constexpr int tile_rows = 8, tile_cols = 16, tile_k = 128, stages = 3;
-constexpr int split_k = 4, steps = 16;  // parts of K, and slices of each
+constexpr int split_k = 2, steps = 32;  // parts of K, and slices of each
 constexpr int tiles_across = 512;
 constexpr int scaled_k = 128;  // neighbours along K that share a scale
 // elements from the start of a slice to the right factor, and to its end
@@ -98,12 +98,12 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
 }
 
-// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
+// N neighbouring sums in shared memory, added up over the 2 slice-K groups, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   Vec<float, N> total = {};
   #pragma unroll
-  for (int group = 0; group < 4; ++group) {
+  for (int group = 0; group < 2; ++group) {
     const Vec<float, N> part = load<N>(from + group * group_floats);
     #pragma unroll
     for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
@@ -159,7 +159,7 @@ __device__ __forceinline__ void load_codes(unsigned (&to)[2][4], const unsigned 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(64)
 w8a16_gemm(
     const __nv_bfloat16* __restrict__ x_ptr,
     const signed char* __restrict__ w_ptr,
@@ -173,7 +173,7 @@ w8a16_gemm(
 {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
-  const int k_group = threadIdx.x / 32;  // slice-K: of 4 groups of warps
+  const int k_group = threadIdx.x / 32;  // slice-K: of 2 groups of warps
   const unsigned tile = blockIdx.x;
   const long long row0 = static_cast<long long>(tile / tiles_across) * tile_rows;
   const int across = tile % tiles_across;
@@ -203,7 +203,7 @@ w8a16_gemm(
     w_from += split_k * w_words;
   };
 
-  // 16 slices of 128, 32 of K at a time: a lane has 8 neighbours in K of each row, and 8 codes of two columns
+  // 32 slices of 128, 32 of K at a time: a lane has 8 neighbours in K of each row, and 8 codes of two columns
   // of each fragment, which it widens. Fragments are loaded one step ahead of their use, across slices too.
   // threadIdx.y is 0, and as good as unknown: of a constant ptxas keeps a copy in a register for each of its uses
   const unsigned mask = 0x007f007fu ^ threadIdx.y;
