@@ -41,8 +41,7 @@ def chain_of(name: str) -> Any:
     return found
 
 
-def programs(batch: int, keys: int, wanted: argparse.Namespace) -> Iterator[tuple[str, Any]]:
-    chain = chain_of("decode_attention").at(B=batch, G=HEADS, R=QUERIES, T=keys, D=WIDTH)
+def programs(chain: Any, wanted: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     yield "", fusegen.compile(chain, wanted.target, validate=False, tuned=False)
     for dealt in wanted.dealt:
         tile, parts = (int(n) for n in dealt.split("x"))
@@ -83,7 +82,8 @@ def measure(torch: Any, watch: Stopwatch, wanted: argparse.Namespace) -> None:
                 say(f"torch {name.split('_')[0].lower()}", us)
             except Exception as error:  # a torch that has no such attention is a finding
                 print(f"  {name}: {type(error).__name__}: {str(error)[:120]}")
-        for what, program in programs(batch, keys, wanted):
+        chain = chain_of("decode_attention").at(B=batch, G=HEADS, R=QUERIES, T=keys, D=WIDTH)
+        for what, program in programs(chain, wanted):
             out = program(q, k, v, length)
             apart = float((out.float() - expected).norm() / expected.norm())
             us = watch.time([program.prepare(q, k, v, length, out=out)], REPEATS).median
@@ -94,7 +94,6 @@ def measure_layer(torch: Any, watch: Stopwatch, wanted: argparse.Namespace) -> N
     for batch in (1, 8, 16):
         chain = chain_of("decoder_layer").at(B=batch)
         sizes = chain.graph.sizes
-        program: Any = fusegen.compile(chain, wanted.target, validate=False, tuned=False)
         given = []
         for t in chain.graph.inputs:
             shape = [size_of(size, sizes) for size in t.shape]
@@ -106,11 +105,10 @@ def measure_layer(torch: Any, watch: Stopwatch, wanted: argparse.Namespace) -> N
                 x = torch.randn(shape, device="cuda").to(torch.bfloat16 if str(t.dtype) == "bf16" else torch.float32)
                 x *= shape[-1] ** -0.5 if len(shape) == 2 and shape[0] >= sizes["D"] else 1
             given.append(x)
-        replay = program.graph(*given)
-        us = watch.time([launched(replay)], REPEATS).median
-        attention = [step.plan for step in program.plan.steps if isinstance(step.plan, AttentionPlan)]
-        said = f"{len(program.plan.steps)} kernels, {attention[0].configuration}, {attention[0].parts or 1} parts"
-        print(f"decoder_layer, {batch} sequences of {sizes['T']}: {us:.1f} us as a graph, {said}", flush=True)
+        for what, program in programs(chain, wanted):
+            us = watch.time([launched(program.graph(*given))], REPEATS).median
+            said = f"{len(program.plan.launches)} launches, {how(program)}"
+            print(f"decoder_layer{what}, {batch} sequences of {sizes['T']}: {us:.1f} us as a graph, {said}", flush=True)
 
 
 def launched(call: Callable[[], Any]) -> Callable[[Any], Any]:
