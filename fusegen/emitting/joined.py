@@ -29,7 +29,8 @@ def rendered(plan: Plan | JoinedPlan) -> Source | JoinedSource:
 
 def joined_context(plan: JoinedPlan, said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the template sees: of the functions in front of the steps those that any of them calls. What a step's rows
-    are reduced by is the same in all that reduce some, so one of these stands for all."""
+    are reduced by is the same in all that reduce some, so one of these stands for all; of a name there is one for each
+    type."""
     main = next((own for own in said if own["row_reduces"] or own["group_reduces"]), said[0])
     functions = {name for own in said for name in own["uses"]["functions"]}
     parts = [
@@ -50,8 +51,8 @@ def joined_context(plan: JoinedPlan, said: Sequence[Mapping[str, Any]]) -> dict[
         "includes": merged(own["includes"] for own in said),
         "constants": merged(own["constants"] for own in said),
         "word_functions": list({f["name"]: f for own in said for f in own["word_functions"]}.values()),
-        "row_reduces": list({r.function: r for own in said for r in own["row_reduces"]}.values()),
-        "group_reduces": list({r.function: r for own in said for r in own["group_reduces"]}.values()),
+        "row_reduces": list({(r.function, r.ctype): r for own in said for r in own["row_reduces"]}.values()),
+        "group_reduces": list({(r.function, r.ctype): r for own in said for r in own["group_reduces"]}.values()),
         "partners": merged(own["partners"] for own in said),
         "uses": {"vec": any(own["uses"]["vec"] for own in said), "functions": functions},
         "launch": plan,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fusegen
-from fusegen import Chain, Program, bf16, chain, dims, f32
+from fusegen import Chain, Program, bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import ArgumentError
@@ -53,6 +53,13 @@ def one_behind_another(q: f32[T, N], kv: f32[T, K]) -> tuple[f32[T, N], f32[T, K
     return q / total, kv / total
 
 
+@chain(T=5, N=128, K=96)
+def two_types(q: f32[T, N], kv: f32[T, K]) -> tuple[f32[T, 1], i32[T, 1], f32[T, 1]]:
+    """Reductions of one name and of two types, in one of the steps alone."""
+    least, least_whole = F.min(q), F.min(F.cast(q, i32))
+    return least, least_whole, F.max(kv)
+
+
 def made(spec: Chain, target: str = "cuda:h200") -> Program:
     key = spec.name, target
     if key not in MADE:
@@ -81,6 +88,17 @@ def right(got: tuple[Array, Array], given: list[Any]) -> None:
     q, k, cos, sin = given
     for one, x in zip(got, (q, k), strict=True):
         np.testing.assert_allclose(one.astype(np.float64), turned(x, cos, sin), rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_reductions_of_one_name_keep_their_types(target: str) -> None:
+    """That of f32 was left out, and minima came out as whole numbers."""
+    program = made(two_types, target)
+    assert isinstance(program.kernels[0], Joined)
+    q, kv = (np.random.default_rng(6).standard_normal((5, width)).astype(np.float32) * 9 for width in (128, 96))
+    wanted = q.min(-1), np.trunc(q).min(-1), kv.max(-1)
+    for got, law in zip(program(q, kv), wanted, strict=True):
+        np.testing.assert_array_equal(np.asarray(got)[:, 0], law)
 
 
 @pytest.mark.parametrize("target", TARGETS)
