@@ -21,6 +21,7 @@ from typing import Any
 from fusegen.emitting.rendering import template_folder
 from fusegen.errors import Where
 from fusegen.language.graph import Graph, Node, Op
+from fusegen.language.nodes import behind
 from fusegen.language.types import DType
 from fusegen.planner.model import Plan, Source
 from fusegen.storage import Damaged, Store
@@ -111,9 +112,10 @@ def spelled(plan: Plan) -> str:
 
 
 def nodes_of(graph: Graph) -> tuple[Node, ...]:
-    """Every node, also of an input that nothing reads, and those of the graph that this one was made of."""
+    """Every node, also of an input that nothing reads, those of the graph that this one was made of, and what has a
+    name and is needed no more, as a cast is that a product makes by itself."""
     before = nodes_of(graph.origin) if graph.origin else ()
-    return tuple(dict.fromkeys([*before, *(t.node for t in graph.inputs), *graph.nodes, *graph.names]))
+    return tuple(dict.fromkeys([*before, *(t.node for t in graph.inputs), *graph.nodes, *behind(graph.names)]))
 
 
 def spell(value: Any, words: list[str], numbers: Numbers) -> None:

@@ -332,6 +332,9 @@ def cast(x: Value, dtype: DType, saturate: bool = True) -> Value:
         )  # fmt: skip
     name = name if saturate else f"overflow_{dtype}"
     if isinstance(x, Value) and dtype in (f32, i32, u32, b8) and x.dtype is dtype:
+        if dtype is f32 and current().eager and current().open is None:
+            with current().operator(name) as own:
+                return Value(Node(OPS["to_f32"], (x.node,), x.shape, f32, own))
         return x
     with current().operator(name):
         if isinstance(x, Value) and x.dtype is b8 and OPS[name].takes != "any":

@@ -13,8 +13,9 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from importlib import import_module
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fusegen.errors import SpecError, Where
 from fusegen.language.nodes import OPS as OPS
@@ -84,6 +85,7 @@ class Graph:
     body: str = ""  # the spec's own text, where there is some; it says nothing that the nodes don't
     origin: Graph | None = None  # what the spec said, where passes have made another graph of it
     shown: Mapping[str, str] = field(default_factory=dict)  # of tensors that are views: `x[..., :D // 2]`, for people
+    rounding: Literal["fused", "eager"] = "fused"  # eager: its nodes round behind each operator (`language.eager`)
 
     def __repr__(self) -> str:
         return f"<Graph {self.name} {self.signature} at {self.sizes_text()}>"
@@ -459,6 +461,9 @@ class Graph:
 
     def with_dtype(self, dtype: DType) -> Graph:
         """The same graph with every floating-point operand stored as `dtype`; explicit casts and 8 bits stay."""
+        if self.rounding == "eager":
+            eager = import_module("fusegen.language.eager")
+            return eager.rounded(eager.unrounded(self).with_dtype(dtype))  # type: ignore[no-any-return]
 
         def stored(tensor: Tensor) -> Tensor:
             if tensor.dtype.kind != "float" or tensor.dtype.narrow or not tensor.shape:
@@ -567,7 +572,7 @@ def facts_of(graph: Graph, numbers: Mapping[Node, int]) -> tuple[Any, ...]:
     names = [(numbers[node], name) for node, name in graph.names.items() if node in numbers]
     inputs, outputs = ([(t.name, t.type, numbers[t.node]) for t in side] for side in (graph.inputs, graph.outputs))
     facts = graph.name, graph.doc, graph.where, inputs, outputs, names, dict(graph.sizes), graph.body
-    return *facts, dict(graph.shown)
+    return *facts, dict(graph.shown), graph.rounding
 
 
 def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Graph:
@@ -575,9 +580,9 @@ def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Grap
     for op, arguments, facts in rows:
         nodes.append(Node(op, tuple(nodes[a] for a in arguments), **dict(zip(FACTS, facts, strict=True))))
     made = None
-    for name, doc, where, *sides, names, sizes, body, shown in reversed(graphs):
+    for name, doc, where, *sides, names, sizes, body, shown, rounding in reversed(graphs):
         taken, given = (tuple(Tensor(n, type, nodes[number]) for n, type, number in side) for side in sides)
         named = {nodes[number]: text for number, text in names}
-        made = Graph(name, doc, where, taken, given, named, sizes, body, made, shown)
+        made = Graph(name, doc, where, taken, given, named, sizes, body, made, shown, rounding)
     assert made is not None
     return made

@@ -30,6 +30,7 @@ from typing import Any, NoReturn, get_args, get_origin
 
 from fusegen.errors import FusegenError, RequestError, SpecError, Where
 from fusegen.language.advice import advice
+from fusegen.language.eager import rounded
 from fusegen.language.graph import LARGEST_SIZE, Graph, Kind, Node, Operator, Tensor
 from fusegen.language.naming import hides_frame, numbered
 from fusegen.language.packing import number_of, returned_as_stored, stored_as
@@ -83,8 +84,12 @@ class Chain:
         return f"{self.name}  {self.graph.signature}  {self.graph.sizes_text()}"
 
 
-def chain(*bare: object, **sizes: int) -> Callable[[Callable[..., Any]], Chain]:
-    """Trace the decorated function into a Chain; `sizes` gives every dim its default. Raises SpecError."""
+def chain(*bare: object, rounding: object = "fused", **sizes: int) -> Callable[[Callable[..., Any]], Chain]:
+    """Trace the decorated function into a Chain; `sizes` gives every dim its default. Raises SpecError.
+
+    `rounding`: "fused", values go on in f32 and are rounded where they are stored; "eager", behind each operator too,
+    to the type that torch stores its result in, as when the operators run one after another.
+    """
 
     def traced(function: Callable[..., Any]) -> Chain:
         if not isinstance(function, FunctionType) or function.__code__.co_flags & NOT_PLAIN:
@@ -92,14 +97,18 @@ def chain(*bare: object, **sizes: int) -> Callable[[Callable[..., Any]], Chain]:
             name = getattr(function, "name", None) or getattr(function, "__name__", repr(function))
             raise SpecError(f"@chain stands before a plain function, and {name} is {what}", caller())
         # annotations that are strings may name dims of the scope around the spec, a test's or a notebook cell's
-        return Chain(trace_function(function, sizes, sys._getframe(1).f_locals))
+        return Chain(trace_function(function, sizes, sys._getframe(1).f_locals, rounding == "eager"))
 
+    if rounding not in ("fused", "eager"):
+        raise SpecError(f"rounding={rounding!r}: it is 'fused' or 'eager', and no dim may be called so", caller())
     if bare or (len(sizes) == 1 and callable(next(iter(sizes.values())))):
         raise SpecError("write @chain(M=..., N=...), with a default size for each dim by its name", caller())
     return traced
 
 
-def trace_function(function: FunctionType, sizes: Mapping[str, int], scope: Mapping[str, Any]) -> Graph:
+def trace_function(
+    function: FunctionType, sizes: Mapping[str, int], scope: Mapping[str, Any], eager: bool = False
+) -> Graph:
     """The graph of one function: signature, body, outputs; each step checks what it can and says what is wrong."""
     where = place_of(function)
     name = function.__name__
@@ -109,6 +118,7 @@ def trace_function(function: FunctionType, sizes: Mapping[str, int], scope: Mapp
     inputs = tuple(input_tensor(n, stored_as(t), i - len(types), where) for i, (n, t) in enumerate(types.items()))
     with tracing(function) as trace:
         trace.operands = {t.node: t for t in inputs}
+        trace.eager = eager
         try:
             returned = function(*(number_of(t.node, own) for t, own in zip(inputs, types.values(), strict=True)))
             settle(returned)
@@ -135,6 +145,8 @@ def trace_function(function: FunctionType, sizes: Mapping[str, int], scope: Mapp
         names=names,
         sizes=checked_sizes({t.name: t.type for t in inputs}, declared, sizes, where),
     )
+    if eager:
+        graph = rounded(graph)
     graph.need_sizes()
     check_graph(graph)
     return graph

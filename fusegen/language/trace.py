@@ -46,6 +46,7 @@ class Trace:
         self.open: Operator | None = None
         self.names: dict[Node, str] = {}
         self.operands: dict[Node, Tensor] = {}
+        self.eager = False  # are values rounded behind each operator, and casts to f32 therefore told?
 
     @contextmanager
     def operator(self, name: str) -> Iterator[Operator]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fusegen.language.eager import is_unfused
 from fusegen.language.graph import Graph, Kind, Node, Tensor, once_per_graph
 from fusegen.language.naming import value_names
 from fusegen.language.types import b8, f32, i32, size_of, u32
@@ -330,13 +331,17 @@ def roundings(graph: Graph) -> tuple[str, ...]:
     """Where the author asks for a value to be rounded, and the outputs that are stored as less than f32."""
     casts = [node for node in graph.nodes if node.op.name.startswith("round_")]
     return (
-        *(f"{graph.names.get(node, 'a value')} to {node.op.name[6:]} by an explicit cast" for node in casts),
+        *(f"{graph.names.get(node, 'a value')} to {node.op.name[6:]} {why_rounded(node)}" for node in casts),
         *(
             f"{t.name} to {t.dtype} when stored"
             for t in graph.outputs
             if t.dtype is not f32 and (t.dtype.kind == "float" or t.dtype.narrow)
         ),
     )
+
+
+def why_rounded(node: Node) -> str:
+    return f"behind {node.operator}, as when it is stored" if is_unfused(node) else "by an explicit cast"
 
 
 POSITIONS = ("row_index", "col_index", "row_low", "row_high")

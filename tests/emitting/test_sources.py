@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from fusegen import bf16, chain, dims
+from fusegen import ops as F
 from fusegen.compiling import Binary, Resources, compiler_version, versions
 from fusegen.emitting import sources
 from fusegen.emitting.rendering import render
@@ -109,6 +111,19 @@ def test_another_plan_is_another_file(name: str) -> None:
     assert isinstance(plan, RowPlan)
     assert path_of(CHANGES[name](plan)) != path_of(plan)
     assert path_of(first()) == path_of(plan)
+
+
+def test_what_has_a_name_and_is_needed_no_more_has_a_spelling() -> None:
+    """A product makes the cast of its factor itself; before it did, the cast had been given a name."""
+    S, T, D = dims("S T D")
+
+    @chain(S=70, T=130, D=32)
+    def attention(q: bf16[S, D], k: bf16[T, D], v: bf16[T, D]) -> bf16[S, D]:
+        weights = F.cast(F.softmax(q @ k.T * D**-0.5), bf16)
+        return weights @ v
+
+    (plan,) = candidates(attention.graph, H200).plans[:1]
+    assert key_of(plan) == key_of(candidates(attention.graph, H200).plans[0])
 
 
 def test_other_code_is_another_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -305,10 +305,10 @@ def test_arithmetic_that_cannot_overflow_reads_as_it_is() -> None:
         return F.where((col > near) & (col < far) & (bits < col * 3), x, 0.0)
 
     text = render(candidates(spec.graph, target("cuda:h200")).plans[0]).text
-    assert "const int near = row_ - 512;" in text
-    assert "const int far = static_cast<int>(static_cast<unsigned>(row_) + n_);" in text
+    assert "const int near = row_number - 512;" in text
+    assert "const int far = static_cast<int>(static_cast<unsigned>(row_number) + n_);" in text
     assert "const int bits = static_cast<int>(static_cast<unsigned>(bit_and) << 2);" in text
-    assert "const int mul = col_ * 3;" in text
+    assert "const int mul = col_number * 3;" in text
 
 
 # ---------------------------------------------------------------- what kernels are tried on

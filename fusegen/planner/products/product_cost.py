@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fusegen.language.graph import Extent, Graph, Kind, Node, once_per_graph, plain
+from fusegen.language.graph import CASTS, Extent, Graph, Kind, Node, once_per_graph, plain
 from fusegen.language.naming import value_names
 from fusegen.language.products import Factor, split
 from fusegen.language.types import DType, Shape, f16, f32, size_of
@@ -245,6 +245,8 @@ def scale_texts(lowered: Graph) -> tuple[str, ...]:
         node = product
         while (users := lowered.users[node]) and len(users) == 1 and users[0].operator is product.operator:
             (node,) = users
+            if node.op.name in CASTS:  # an operator's own rounding, behind which it is scaled no more
+                break
             scale = argument(node.inputs[1], lowered)
             text = scale.name if isinstance(scale, Value) else digits(scale.value)
             found.append(f"1 / {text}" if node.op.name == "div" else text)
