@@ -306,7 +306,7 @@ def test_arithmetic_that_cannot_overflow_reads_as_it_is() -> None:
 
     text = render(candidates(spec.graph, target("cuda:h200")).plans[0]).text
     assert "const int near = row_number - 512;" in text
-    assert "const int far = static_cast<int>(static_cast<unsigned>(row_number) + n_);" in text
+    assert "const int far = static_cast<int>(static_cast<unsigned>(row_number) + n_value);" in text
     assert "const int bits = static_cast<int>(static_cast<unsigned>(bit_and) << 2);" in text
     assert "const int mul = col_number * 3;" in text
 
