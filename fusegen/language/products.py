@@ -15,7 +15,18 @@ from dataclasses import dataclass
 
 from fusegen.errors import SpecError
 from fusegen.language.codes import in_kernel
-from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor, factor_kind, has_type, once_per_graph, plain
+from fusegen.language.graph import (
+    Extent,
+    Graph,
+    Kind,
+    Node,
+    Tensor,
+    factor_kind,
+    has_type,
+    once_per_graph,
+    plain,
+    shown_by,
+)
 from fusegen.language.types import F8, DType, Size, f32, shape_text
 
 
@@ -132,7 +143,7 @@ def check_products(graph: Graph) -> None:
                 f"matmul: {text}: the factors have different types\n  convert one of them, as in F.cast(x, {kinds[0]})",
                 node.where,
             )
-        if dtype.narrow and not all(map(has_type, node.factors)):
+        if dtype.narrow and not all(has_type(a) or has_type(shown_by(a)) for a in node.factors):
             raise SpecError(
                 f"matmul: {text}: a factor of 8 bits meets one that is computed\n"
                 f"  multiply 8 bits as they are and scale what comes of it, (x @ w.T) * scale, or F.cast(x, {dtype})",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +16,7 @@ from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.errors import SpecError
 from fusegen.language.reference import reference
-from fusegen.language.types import TensorType, size_of
+from fusegen.language.types import DType, TensorType, size_of
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Plan, Source, Summed
 from fusegen.planner.products.gemm import GemmPlan
@@ -130,7 +131,42 @@ def test_types_that_a_target_does_not_multiply_are_refused() -> None:
     assert said == f"sm_80 has no matrix instruction of a warp for factors of f8e4m3{has}"
     said = {r.rule: r.reason for r in candidates(mixed.graph, MI300X).refusals}["gemm"]
     has = "; of 8 bits it multiplies f8e4m3fnuz, f8e5m2fnuz, i8"
-    assert said == f"gfx942 has no matrix instruction of a warp for factors of f8e5m2 and f8e4m3{has}"
+    halved = "F.cast(x * 0.5, f8e5m2fnuz) and F.cast(x * 0.5, f8e4m3fnuz)"
+    assert said == (
+        f"gfx942 has no matrix instruction of a warp for factors of f8e5m2 and f8e4m3{has}\n"
+        f"  multiply {halved}, which are exact, and the product by 2 for each of them"
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "halved"), [(f8e4m3, f8e4m3fnuz), (f8e5m2, f8e5m2fnuz)], ids=str)
+def test_ocp_s_codes_are_multiplied_as_those_of_gfx942(dtype: DType, halved: DType) -> None:
+    """Half of each number has the same bits, but for -0, infinities and NaN. Every code meets every other in products
+    of two rows; what those come to is exact, as each is of one product and zeros."""
+
+    def ocp(x: Any, w: Any) -> Any:
+        left, right = F.cast(x * 0.5, halved), F.cast(w * 0.5, halved)
+        return F.matmul(left, right.T) * 4.0, left, right
+
+    results = tuple[f32[M, N], halved[M, K], halved[N, K]]  # type: ignore[valid-type]
+    ocp.__annotations__ |= {"x": dtype[M, K], "w": dtype[N, K], "return": results}
+    program = fusegen.compile(chain(M=256, N=256, K=32)(ocp), MI300X, on="emulator", validate=False)
+    codes = np.zeros((256, 32), np.uint8)
+    codes[:, 5] = np.arange(256)
+    x = codes.view(dtype.numpy)
+    product, left, right = (np.asarray(a) for a in program(x, x))
+    bits = left.view(np.uint8)[:, 5]
+    finite = np.isfinite(x[:, 5].astype(np.float32))
+    same = finite & (np.arange(256) != 0x80)
+    np.testing.assert_array_equal(bits[same], np.flatnonzero(same))
+    assert bits[0x80] == 0
+    assert (bits[np.isnan(x[:, 5].astype(np.float32))] == 0x80).all()
+    np.testing.assert_array_equal(right.view(np.uint8), left.view(np.uint8))
+    one = x[:, 5].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        law = np.outer(one, one)
+    np.testing.assert_array_equal(product[np.ix_(finite, finite)], law[np.ix_(finite, finite)])
+    assert np.isnan(product[np.isnan(one)]).all()
 
 
 def test_a_cast_before_a_product_is_a_kernel_of_its_own() -> None:

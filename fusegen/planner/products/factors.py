@@ -37,7 +37,11 @@ def no_unit(target: Target, what: str, left: DType, right: DType) -> str:
     kinds = " and ".join(dict.fromkeys((str(left), str(right))))
     there = dict.fromkeys(str(a.factors) for a in target.atoms if a.factors.narrow)
     has = f"; of 8 bits it multiplies {', '.join(there)}" if left.narrow and there else ""
-    return f"{target.arch} has no {what} for factors of {kinds}{has}"
+    halved = [f"F.cast(x * 0.5, {d}fnuz)" for d in dict.fromkeys((left, right)) if f"{d}fnuz" in there]
+    then = (
+        f"\n  multiply {' and '.join(halved)}, which are exact, and the product by 2 for each of them" if halved else ""
+    )
+    return f"{target.arch} has no {what} for factors of {kinds}{has}{then}"
 
 
 @dataclass(frozen=True, slots=True)
