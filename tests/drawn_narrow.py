@@ -1,4 +1,4 @@
-"""Random chains of 8-bit operands, casts, reductions, products and quantize, as users could write them.
+"""Random chains of operands of 8 and 4 bits, casts, reductions, products and quantize, as users could write them.
 
     python -m tests.drawn_narrow SEED                      prints the spec of that seed, and judges it
     python -m tests.drawn_narrow FROM-TO [--target NAME]   judges so many, and says what is amiss
@@ -26,6 +26,7 @@ import numpy as np
 import fusegen
 from fusegen.errors import NoPlan, SpecError
 from fusegen.language.spec import Chain
+from fusegen.language.types import size_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TARGETS = ("cuda:h200", "cuda:sm_80", "hip:mi300x")
@@ -37,6 +38,8 @@ FLOATS: dict[str, tuple[Any, float, float]] = {  # numpy's type, the largest num
     "f8e5m2fnuz": (ml_dtypes.float8_e5m2fnuz, 57344.0, 2.0**-17),
 }
 WHOLE: dict[str, tuple[Any, float, float]] = {"i8": (np.int8, -128.0, 127.0), "u8": (np.uint8, 0.0, 255.0)}
+PACKED: dict[str, tuple[float, float]] = {"i4": (-8.0, 7.0), "u4": (0.0, 15.0), "f4e2m1": (-6.0, 6.0)}
+OF_CODE = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])  # of f4e2m1
 HALVES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
 RULES = ("inverse", "vllm", "deepseek", "te")
 
@@ -66,7 +69,11 @@ class Draft:
 
     def operand(self) -> Drawn:
         draw, name = self.draw, f"x{len(self.parameters)}"
-        kind = draw.choice((*FLOATS, *WHOLE, "i8", "f8e4m3", *HALVES))
+        kind = draw.choice((*FLOATS, *WHOLE, "i8", "f8e4m3", *HALVES, *PACKED))
+        if kind in PACKED:
+            self.parameters.append(f"{name}: {kind}[M, N]")
+            whole = kind != "f4e2m1"
+            return Drawn(name, max(map(abs, PACKED[kind])), 1.0 if whole else 0.5, whole)
         shape = draw.choice(("M, N", "M, N", "M, N", "N", "M, 1")) if self.parameters else "M, N"
         wide = kind in FLOATS and draw.random() < 0.25
         self.parameters.append(f"{name}{'_wide' if wide else ''}: {kind}[{shape}]")
@@ -161,6 +168,9 @@ class Draft:
     def result(self, a: Drawn) -> None:
         whole = (*WHOLE, "i32", "i32", "f32")
         to = self.draw.choice(whole if a.whole else (*FLOATS, *WHOLE, *HALVES, "f32", "f32"))
+        if a.shape == "M, N" and self.draw.random() < 0.2:
+            self.results.append((a.text, f"{self.draw.choice((*PACKED,))}[M, N]"))
+            return
         meets = a.whole == (to in WHOLE or to == "i32")
         self.results.append((a.text if meets else f"F.cast({a.text}, {to})", f"{to}[{a.shape}]"))
 
@@ -193,7 +203,8 @@ def spec_text(seed: int) -> str:
     several = "tuple[{}]" if len(draft.results) > 1 else "{}"
     sizes = ", ".join(f"{name}={size}" for name, size in draft.sizes.items())
     return (
-        "from fusegen import bf16, chain, dims, f8e4m3, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f16, f32, i8, i32, u8\n"
+        "from fusegen import bf16, chain, dims, f4e2m1, f8e4m3, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f16, f32, i4, i8, i32\n"
+        "from fusegen import u4, u8\n"
         'from fusegen import ops as F\n\nM, K, N = dims("M K N")\n\n\n'
         f"@chain({sizes})\n"
         f"def drawn({', '.join(draft.parameters)}) -> {several.format(types)}:\n{body}\n"
@@ -218,6 +229,12 @@ def stored(x: Array, to: str) -> Array:
         near = np.rint(x) if to in WHOLE else np.trunc(x)
         whole: Array = np.where(np.isnan(x), 0.0, np.clip(near, least, most))
         return whole
+    if to in ("i4", "u4"):
+        few: Array = np.where(np.isnan(x), 0.0, np.clip(np.rint(x), *PACKED[to]))
+        return few
+    if to == "f4e2m1":
+        near_4: Array = np.clip(x, -6.0, 6.0).astype(np.float32).astype(ml_dtypes.float4_e2m1fn).astype(np.float64)
+        return np.where(np.isnan(x), 6.0, near_4)
     if to in FLOATS:
         dtype, most, _ = FLOATS[to]
         coded: Array = np.clip(x, -most, most).astype(np.float32).astype(dtype).astype(np.float64)
@@ -287,16 +304,33 @@ NUMPY = SimpleNamespace(
 )
 
 
+def types_of(text: str) -> list[str]:
+    """Of the results, as they are declared."""
+    said = text[text.index("-> ") : text.index(":\n", text.index("-> "))]
+    return [name for name in re.findall(r"(\w+)\[", said) if name != "tuple"]
+
+
+def unpacked(x: Array, kind: str) -> Array:
+    """Numbers as float64; of 4 bits the low nibble of each byte comes first."""
+    if kind not in PACKED:
+        return x.astype(np.float64)
+    codes = np.stack([x & 15, x >> 4], -1).reshape(*x.shape[:-1], -1)
+    if kind == "f4e2m1":
+        return np.asarray(OF_CODE[codes])
+    return codes.astype(np.float64) - (16.0 * (codes > 7) if kind == "i4" else 0.0)
+
+
 @np.errstate(all="ignore")
 def meant(text: str, chain: Chain, operands: list[Array]) -> tuple[Array, ...]:
     """The spec's body in plain numpy, and each result as its type holds it."""
     head = text[text.index("def drawn") :]
     names = [tensor.name for tensor in chain.graph.inputs]
     body = head[head.index(":\n") + 2 :]
-    types = [str(tensor.dtype) for tensor in chain.graph.outputs]
+    types = types_of(text)
     space: dict[str, Any] = {"F": NUMPY, **{name: name for name in (*FLOATS, *WHOLE, *HALVES, "i32", "f32")}}
     exec(f"def drawn({', '.join(names)}):\n{body}", space)
-    found = space["drawn"](*(one.astype(np.float64) for one in operands))
+    declared = dict(re.findall(r"(\w+): (\w+)\[", head[: head.index("->")]))
+    found = space["drawn"](*(unpacked(one, declared[name]) for name, one in zip(names, operands, strict=True)))
     found = found if isinstance(found, tuple) else (found,)
     return tuple(stored(one, to) for one, to in zip(found, types, strict=True))
 
@@ -306,9 +340,11 @@ def drawn_operands(chain: Chain, seed: int) -> list[Array]:
     rng, sizes = np.random.default_rng(seed), chain.graph.sizes
     made: list[Array] = []
     for tensor in chain.graph.inputs:
-        shape = [sizes[str(n)] if not isinstance(n, int) else n for n in tensor.shape]
+        shape = [size_of(n, sizes) for n in tensor.shape]
         name = str(tensor.dtype)
-        if tensor.name.endswith("_wide"):
+        if str(tensor.shape[-1]) not in ("N", "K", "1"):  # bytes of two numbers
+            made.append(rng.integers(0, 256, shape, dtype=np.uint8))
+        elif tensor.name.endswith("_wide"):
             made.append(rng.integers(0, 256, shape).astype(np.uint8).view(tensor.dtype.numpy))
         elif name in WHOLE:
             made.append(rng.integers(0 if name == "u8" else -7, 8, shape).astype(tensor.dtype.numpy))
@@ -330,8 +366,9 @@ def judged(seed: int, target: str) -> str:
     except Exception:
         return f"crash\n{traceback.format_exc()}"
     laws = meant(text, chain, given)
-    for number, (one, law) in enumerate(zip(got if isinstance(got, tuple) else (got,), laws, strict=True)):
-        found = np.asarray(one).astype(np.float64)
+    several = got if isinstance(got, tuple) else (got,)
+    for number, (one, law, kind) in enumerate(zip(several, laws, types_of(text), strict=True)):
+        found = unpacked(np.asarray(one), kind)
         law = np.broadcast_to(law, found.shape)
         if not np.array_equal(found, law, equal_nan=True):
             at = tuple(np.argwhere(~((found == law) | (np.isnan(found) & np.isnan(law))))[0])
