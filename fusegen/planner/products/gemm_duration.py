@@ -80,8 +80,9 @@ SLICE_US = 0.12  # a slice-K group's time for a slice, and more
 PIECE_US = 0.016  # for every 16 x 8 sums of 64 products, of 32 as tf32
 PREPARED_US = 0.34  # and for every 8 x 64 elements of the left operand that it prepares
 # Where right factors are codes: fitted to candidates of 4 and 8 bits and 1 to 16 rows on an H100, 9 shapes, which they
-# meet within 5 % (rms). What comes first took 1.8 % more than the best in the mean, and 2.9 % without them; 8 bits took
-# 34.1 us in rings of 4 for 8 groups, which came first, and 31.9 in rings of 3 for 4 (docs/measurements.md).
+# meet within 5 % (rms). Of the same candidates what comes first took 1.8 % more than the best in the mean, and 2.9 %
+# without them; others were not timed. 8 bits took 34.1 us in rings of 4 for 8 groups, which came first, and 31.9 in
+# rings of 3 for 4; one row of 7168 x 20480 in 4 bits takes 38.9, and took 37.1 before (docs/measurements.md).
 WIDENED_US = 0.05  # more for 16 columns of a slice of 128 codes, to widen them
 CROWDED_BYTES = 64 * 1024  # on their way to an SM: with more, reads are slower,
 CROWDED_SHARE = 0.06  # and each doubling adds to the time of the bytes
