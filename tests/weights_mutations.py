@@ -67,7 +67,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("free one key too far", "the tile that holds the diagonal's last key is not tested", CAUSAL,
              r"key0 \+ tile_keys <= free_end", "key0 + tile_keys <= free_end + tile_keys"),
     mutation("a mask one off at its edge", "each row sees the key behind its last", CAUSAL,
-             r"col_index <= last_", "col_index <= last_ + 1"),
+             r"col_index <= last\w*", r"\g<0> + 1"),
     mutation("keys beyond the last are seen", "a ragged tile's zeros are exponentiated", CAUSAL,
              r"col_index < keys \? (\w+) : -INFINITY", r"\1"),
     mutation("the second pass begins anew", "its keys are those of the first tile throughout", CAUSAL,

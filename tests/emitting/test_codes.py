@@ -157,7 +157,7 @@ def test_every_kind_of_tile(group: int, rows: int, fits: Fits) -> None:
     ("old", "new"),
     [
         (r"k_at / scaled_k \+ q", "(k_at / scaled_k + q ^ 1)"),  # the scale of the neighbouring group
-        (r"\[col \* s__?ld", "[(col ^ 1) * s__ld"),  # of the neighbouring column
+        (r"\[col \* (s\w*_ld)", r"[(col ^ 1) * \1"),  # of the neighbouring column
         (r"0x5410\);", "0x1054);"),  # the left factor's pairs the other way round
         (r"words\[i / 2\] >> i % 2 \* 8", "words[i / 2] >> (1 - i % 2) * 8"),  # the codes of a pair swapped
         (r"less = bytes & mask \+ 0x00010001u \| 0x43004300u", "less = 0x43004300u"),  # no code is negative

@@ -203,7 +203,7 @@ def test_out_is_the_operand_or_left_away() -> None:
     meant = put(np.array(given[0]), given[1], given[2])
     assert program(*given, out=given[0]) is given[0]
     assert np.array_equal(given[0], meant)
-    with pytest.raises(ArgumentError, match="the output out_ is out with new rows, in its own memory"):
+    with pytest.raises(ArgumentError, match="the output out_2 is out with new rows, in its own memory"):
         program(*given, out=np.array(given[0]))
     given[0].flags.writeable = False
     with pytest.raises(ArgumentError, match="read-only"):

@@ -42,6 +42,7 @@ class PromotedSpeller(CopySpeller):
         return {
             "scales": cols,
             "row": row,
+            "slot": "[slot]" if self.plan.scales_ahead > 1 else "",  # of those slices' scales
             "of_row": f"{self.pointers[rows.tensor]}[row{each} + {along}]",
             "by": f" * scale{product}[i][j / 2 % 2]",
             "products": products,
