@@ -114,15 +114,23 @@ def graph_of(chain: Chain | Graph) -> Graph:
 
 
 def plan(
-    chain: Chain | Graph, target: str | Target | None = None, *, tuned: bool = True, dependent_launch: bool = True
-) -> Plan | Any:  # Any: a ProgramPlan, as of `compile`
+    chain: Chain | Graph, target: str | Target | None = None, *, tuned: bool = True, dependent_launch: bool = True,
+    batch_invariant: bool = False,
+) -> Plan | Any:  # Any: a ProgramPlan, as of `compile`  # fmt: skip
     """The plan that `compile` tries first for `chain` on `target` (the GPU present, else cuda:h200): the one that
     measured best, else, and with `tuned=False`, the cheapest by the cost model. Of a chain that is compiled to several
-    kernels, a ProgramPlan; `dependent_launch` as of `compile`. Raises NoPlan."""
+    kernels, a ProgramPlan; `dependent_launch` and `batch_invariant` as of `compile`. Raises NoPlan."""
+    if batch_invariant:
+        return choose(invariance().batch_invariant(graph_of(chain), choose_target(target)), tuned=tuned).plan
     found = candidates(graph_of(chain), launching(choose_target(target), dependent_launch))
     if (program := program_instead(found)) is not None:
         return tuned_steps(program, tuned)
     return choose(found, tuned=tuned).plan
+
+
+def invariance() -> Any:
+    """Its plans; few ask for them, and they take a while to load."""
+    return import_module("fusegen.planner.invariant")
 
 
 def steps_candidates(program: ProgramPlan) -> tuple[Candidates, ...]:
@@ -263,6 +271,7 @@ def compile(
     validate: bool = True,
     tuned: bool = True,
     dependent_launch: bool = True,
+    batch_invariant: bool = False,
 ) -> Kernel | Any:  # Any: a Program, of chains of which the caller knows that they are
     """What computes `chain` at its sizes, to be called: any number of rows, rows of exactly this length. It is a
     Kernel, or where no one kernel can hold the chain, or several take much less time, a Program of several. Both are
@@ -275,7 +284,12 @@ def compile(
     no input would show whether it is right; with `validate=False` it comes unproven, with None as its `kernel.report`.
     With `tuned=False` nothing that was measured has a say in which candidate it is. With `dependent_launch=False` each
     kernel of a program begins when the one before it has ended, as they all do but on Hopper and later.
+    With `batch_invariant=True` a row's bits are the same at whatever sizes of its rows the chain is compiled: one order
+    of sums serves all of them. Raises NoPlan for chains that no one kernel holds, or that sum over their rows.
     """
+    if batch_invariant:
+        one_order = invariance().batch_invariant(graph_of(chain), choose_target(target))
+        return compile_kernel(one_order, on=on, validate=validate, tuned=tuned, batch_invariant=True)
     found = candidates(graph_of(chain), launching(choose_target(target), dependent_launch))
     if (program := program_instead(found)) is not None:
         return compile_program(program, on=on, validate=validate, tuned=tuned)
@@ -347,7 +361,9 @@ def compile_joined(
     return None if made is None else Joined(*made, device, replan, variant, alone)
 
 
-def compile_kernel(found: Candidates, *, on: str = "auto", validate: bool = True, tuned: bool = True) -> Kernel:
+def compile_kernel(
+    found: Candidates, *, on: str = "auto", validate: bool = True, tuned: bool = True, batch_invariant: bool = False
+) -> Kernel:
     """One kernel for the chain of which `found` are the candidates: see `compile`."""
     graph, chosen = found.graph.written, found.target
     usual = found.plans[0].layout if found.plans else CONTIGUOUS
@@ -358,6 +374,8 @@ def compile_kernel(found: Candidates, *, on: str = "auto", validate: bool = True
 
     def built(layout: Layout = usual, like: Plan | None = None) -> Built:
         known = found if layout == usual else None
+        if like is not None and batch_invariant:
+            known, like = invariance().alike_in_order(like, layout), None
         return build(graph, chosen, layout, not emulated, tuned, device, like, refuted, known)
 
     def variant(layout: Layout) -> tuple[Source, Binary | None]:
@@ -368,7 +386,9 @@ def compile_kernel(found: Candidates, *, on: str = "auto", validate: bool = True
         made = built()
         kernel = Kernel(made.source, made.binary, device, variant)
         kernel.gate, kernel.choice = (*refuted.values(), *made.verdicts), made.choice
-        kernel.again = partial(compile, graph, chosen, on=on, validate=validate, tuned=tuned)
+        kernel.again = partial(
+            compile, graph, chosen, on=on, validate=validate, tuned=tuned, batch_invariant=batch_invariant
+        )
         if not validate:
             return kernel
         kernel.report = proven(kernel)

@@ -143,6 +143,9 @@ def list_(
 def plan(
     specs: Specs, target: TargetName = None, sets: Sets = None, dtype: Dtype = None,
     every: Annotated[bool, typer.Option("--all", help="Show every candidate, and why rules refused.")] = False,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="As compile(batch_invariant=True), and what that costs.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:  # fmt: skip
     """Show how a chain is tiled, vectorized and kept, and what it costs: bytes, flops, launches, time."""
@@ -150,14 +153,15 @@ def plan(
     from fusegen.database import choose
 
     chosen = asking.ask_target(target)
-    planned = [programs.ask_plan(chain.graph, chosen) for chain in asking.ask_chains(specs, sets or (), dtype)]
+    ask = programs.ask_invariant if batch_invariant else programs.ask_plan
+    planned = [ask(chain.graph, chosen) for chain in asking.ask_chains(specs, sets or (), dtype)]
     if not as_json:
         for number, each in enumerate(each for each in planned if each.error is None):
             say(*[""] * bool(number))
             if each.program is not None:
                 programs.show_program(each.program, every)
             else:
-                plans.show_plan(each.found, choose(each.found), every)
+                plans.show_plan(each.found, choose(each.found), every, each.least_us)
         programs.need_all(planned, every)
         return 0
     facts = []
@@ -166,6 +170,8 @@ def plan(
             raise each.error
         program, found = each.program, each.found
         fact = plans.choice_facts(choose(found)) if program is None else programs.program_facts(program, every)
+        if each.least_us is not None:
+            fact["batch_invariant"] = {"least_us": each.least_us}
         fact["candidates"] = [plans.candidate_facts(p) for p in found.plans] if every else []
         fact["refusals"] = [{"rule": r.rule, "reason": r.reason} for r in found.refusals]
         facts.append(fact)

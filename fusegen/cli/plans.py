@@ -200,13 +200,18 @@ def access_facts(plan: Plan, access: Access) -> dict[str, Any]:
     }
 
 
-def show_plan(found: Candidates, choice: Choice, every: bool) -> None:
-    """The header of the kernel, the bytes by each counting, each tensor; with `every`, all candidates and refusals."""
+def show_plan(found: Candidates, choice: Choice, every: bool, least_us: float | None = None) -> None:
+    """The header of the kernel, the bytes by each counting, each tensor; with `every`, all candidates and refusals.
+    `least_us`: of candidates for one order of sums, what the cheapest of any order would take."""
     plan = choice.plan
     doc = summary(plan.graph)
     say(prose(title(plan), "bold"), *([prose(doc)] if doc else []), "", labelled(header_facts(plan), 9))
     say("", countings(plan), "", tensors(plan), "")
-    say(labelled([*numbers(plan), ("in place", "; ".join(in_place(plan))), ("tuned", str(choice))], 10))
+    facts = [*numbers(plan), ("in place", "; ".join(in_place(plan))), ("tuned", str(choice))]
+    if least_us is not None:
+        said = f"{plan.cost.time_us:.1f} us expected, {least_us:.1f} without it"
+        facts.append(("batch", f"one order of sums for any number of rows: {said}"))
+    say(labelled(facts, 10))
     if every:
         say("", candidates(found, plan), points(f"{refusal.rule}: {refusal.reason}" for refusal in found.refusals))
 

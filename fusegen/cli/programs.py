@@ -34,6 +34,7 @@ class Planned:
     found: Candidates
     program: ProgramPlan | None = None
     error: NoPlan | None = None
+    least_us: float | None = None  # of candidates for one order of sums: what others would take
 
 
 def ask_plan(graph: Graph, target: Target) -> Planned:
@@ -44,6 +45,19 @@ def ask_plan(graph: Graph, target: Target) -> Planned:
     except NoPlan as error:
         return Planned(found, None, error)
     return Planned(found, program and tuned_steps(program))
+
+
+def ask_invariant(graph: Graph, target: Target) -> Planned:
+    """As `compile(batch_invariant=True)` would plan it."""
+    from fusegen.planner.invariant import batch_invariant
+
+    every = candidates(graph, target)
+    try:
+        found = batch_invariant(graph, target)
+        found.need()
+    except NoPlan as error:
+        return Planned(every, None, error)
+    return Planned(found, None, None, every.plans[0].cost.time_us if every.plans else None)
 
 
 def program_of(chain: Chain, target: Target) -> ProgramPlan | None:

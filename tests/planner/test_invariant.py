@@ -1,0 +1,115 @@
+"""batch_invariant: a row's bits are the same at whatever number of rows its chain was compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fusegen
+from fusegen import Chain, bf16, chain, dims, f16, f32
+from fusegen import ops as F
+from fusegen.errors import NoPlan
+from fusegen.planner.invariant import ROWS, order_of, with_rows
+from fusegen.targets import A100, H200, MI300X, Target
+from tests import gemms
+
+pytestmark = pytest.mark.usefixtures("emulated_only")
+B, G, K, M, N, T = dims("B G K M N T")
+
+
+@chain(M=64, N=4096)
+def normed(x: f16[M, N], residual: f16[M, N], gamma: f16[N]) -> tuple[f16[M, N], f32[M, 1]]:
+    h = x + residual
+    return F.rmsnorm(h, gamma), F.logsumexp(h)
+
+
+@chain(M=64, N=48, K=640)
+def product(x: bf16[M, K], w: bf16[N, K], bias: bf16[N]) -> bf16[M, N]:
+    return F.gelu(x @ w.T + bias)
+
+
+@chain(B=2, G=2, M=8, T=200, K=32)
+def attention(q: bf16[B, G, M, K], k: bf16[B, G, T, K], v: bf16[B, G, T, K]) -> bf16[B, G, M, K]:
+    return F.softmax(q @ k.mT * K**-0.5) @ v
+
+
+@chain(M=64, N=4096)
+def chosen(x: f32[M, N]) -> tuple[f32[M, 4], f32[M, N]]:
+    values, _ = F.topk(x, 4)
+    return values, F.softmax(x)
+
+
+def numbers(made: Chain, seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    sizes = made.graph.sizes
+    return [
+        rng.standard_normal([fusegen.language.types.size_of(s, sizes) for s in t.shape]).astype(t.dtype.numpy)
+        for t in made.graph.inputs
+    ]
+
+
+def rows_of(spec: Chain, rows: int, target: Target, given: list[Any]) -> list[Any]:
+    """The first of so many rows, of a chain compiled for that many."""
+    free = "B" if "B" in spec.graph.sizes else "M"
+    made = spec.at(**{free: rows})
+    operands = [x[:rows] if free in map(str, t.shape) else x for t, x in zip(spec.graph.inputs, given, strict=True)]
+    kernel = fusegen.compile(made, target, on="emulator", validate=False, tuned=False, batch_invariant=True)
+    out = kernel(*operands)
+    return [np.asarray(y[:1]).view(np.uint8) for y in (out if isinstance(out, tuple) else (out,))]
+
+
+@pytest.mark.parametrize("target", [H200, A100, MI300X], ids=lambda t: t.model)
+@pytest.mark.parametrize("spec", [normed, product, attention], ids=lambda c: c.name)
+def test_a_row_has_the_same_bits_among_any_number(spec: Chain, target: Target) -> None:
+    free, most = ("B", 24) if "B" in spec.graph.sizes else ("M", 300)
+    given = numbers(spec.at(**{free: most}))
+    one, *others = [rows_of(spec, rows, target, given) for rows in (1, 5, most)]
+    for other in others:
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def plans_of(spec: Chain, target: Target, **asked: Any) -> list[Any]:
+    return [fusegen.plan(with_rows(spec.graph, rows), target, tuned=False, **asked) for rows in ROWS]
+
+
+@pytest.mark.parametrize("spec", [normed, gemms.bias_gelu.at(N=4096, K=4096)], ids=lambda c: c.name)
+def test_without_it_other_numbers_of_rows_have_other_orders(spec: Chain) -> None:
+    """Else it would do nothing; with it they have one, and are no slower than ten times the best."""
+    usual, one_order = plans_of(spec, H200), plans_of(spec, H200, batch_invariant=True)
+    assert len({order_of(plan) for plan in usual}) > 1
+    assert len({order_of(plan) for plan in one_order}) == 1
+    assert all(plan.cost.time_us < 10 * other.cost.time_us for plan, other in zip(one_order, usual, strict=True))
+
+
+def test_sizes_of_rows_have_no_part_in_the_choice() -> None:
+    orders = {order_of(fusegen.plan(attention.at(B=b, G=g, M=m), H200, tuned=False, batch_invariant=True))
+              for b, g, m in ((1, 1, 1), (1, 8, 128), (64, 32, 4))}  # fmt: skip
+    assert len(orders) == 1
+
+
+def test_other_chains_are_refused() -> None:
+    @chain(M=64, N=128)
+    def columns(x: f32[M, N]) -> f32[1, N]:
+        return F.sum(x, over=M)
+
+    @chain(M=64, N=128, K=64)
+    def twice(x: bf16[M, K], w: bf16[N, K], v: bf16[K, N]) -> bf16[M, K]:
+        return (x @ w.T) @ v.T
+
+    with pytest.raises(NoPlan, match="columns sums over rows, so that its results depend on how many there are"):
+        fusegen.compile(columns, H200, on="emulator", batch_invariant=True)
+    with pytest.raises(NoPlan, match="no rule can plan twice"):
+        fusegen.compile(twice, H200, on="emulator", batch_invariant=True)
+
+
+def test_arrays_that_lie_otherwise_are_summed_alike_or_refused() -> None:
+    made = normed.at(M=6)
+    kernel = fusegen.compile(made, H200, on="emulator", validate=False, tuned=False, batch_invariant=True)
+    x, residual, gamma = numbers(made)
+    wide = np.zeros((6, 4097), np.float16)
+    wide[:, 1:] = x
+    for one, other in zip(kernel(x, residual, gamma), kernel(wide[:, 1:], residual, gamma), strict=True):
+        np.testing.assert_array_equal(np.asarray(one).view(np.uint8), np.asarray(other).view(np.uint8))
