@@ -30,6 +30,9 @@ $(STAMP): pyproject.toml scripts/install-hiprtc.sh
 demo: setup ## a fused kernel from spec to checked result, for both vendors
 	$(IN)/python scripts/demo.py
 
+# As many workers as processors: numpy's own threads would only wait for one another, and spin meanwhile.
+test test-all: export OPENBLAS_NUM_THREADS = 1
+
 test: setup ## all tests; those that need a GPU are skipped where there is none
 	$(IN)/python -m pytest -n auto --dist worksteal
 
