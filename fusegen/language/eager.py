@@ -37,6 +37,7 @@ def rounded(graph: Graph) -> Graph:
         inputs = tuple(table[a] if a.operator == node.operator else stored.get(a, table[a]) for a in node.inputs)
         if is_widened(node):
             (table[node],) = inputs
+            names.pop(node, None)
             continue
         table[node] = made = node if inputs == node.inputs else replace(node, inputs=inputs)
         if node in names and made is not node:

@@ -13,7 +13,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from importlib import import_module
 from numbers import Integral
 from typing import Any, Literal, TypeVar
 
@@ -461,9 +460,6 @@ class Graph:
 
     def with_dtype(self, dtype: DType) -> Graph:
         """The same graph with every floating-point operand stored as `dtype`; explicit casts and 8 bits stay."""
-        if self.rounding == "eager":
-            eager = import_module("fusegen.language.eager")
-            return eager.rounded(eager.unrounded(self).with_dtype(dtype))  # type: ignore[no-any-return]
 
         def stored(tensor: Tensor) -> Tensor:
             if tensor.dtype.kind != "float" or tensor.dtype.narrow or not tensor.shape:

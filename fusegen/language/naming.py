@@ -8,7 +8,6 @@ behind a name only where nothing short would tell two values apart, as in a long
 
 from __future__ import annotations
 
-import itertools
 import keyword
 import math
 import re
@@ -398,11 +397,12 @@ def descent(node: Node) -> Iterator[Node]:
             stack.extend(reversed(found.inputs))
 
 
-def numbered(name: str, taken: Container[str]) -> str:
+def free_name(name: str, taken: Container[str]) -> str:
     """The name, or where it is taken with the first number behind it, from 2 on, that makes it another."""
-    return next(
-        n for n in itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2))) if n not in taken
-    )
+    found, number = name, 2
+    while found in taken:
+        found, number = f"{name}_{number}", number + 1
+    return found
 
 
 def legal(name: str) -> str:

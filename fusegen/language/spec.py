@@ -30,9 +30,9 @@ from typing import Any, NoReturn, get_args, get_origin
 
 from fusegen.errors import FusegenError, RequestError, SpecError, Where
 from fusegen.language.advice import advice
-from fusegen.language.eager import rounded
+from fusegen.language.eager import rounded, unrounded
 from fusegen.language.graph import LARGEST_SIZE, Graph, Kind, Node, Operator, Tensor
-from fusegen.language.naming import hides_frame, numbered
+from fusegen.language.naming import free_name, hides_frame
 from fusegen.language.packing import number_of, returned_as_stored, stored_as
 from fusegen.language.products import check_products
 from fusegen.language.sizes import dims_in
@@ -73,7 +73,10 @@ class Chain:
         """The same chain with every floating-point array stored as `dtype`. Raises SpecError for another type."""
         if not isinstance(dtype, DType) or dtype.kind != "float" or dtype.narrow:
             raise SpecError(f"{self.name}: arrays can't be stored as {dtype!s}; pass fusegen.f16, bf16 or f32")
-        graph = self.graph.with_dtype(dtype)
+        if self.graph.rounding == "eager":  # what operators store is of the new type too
+            graph = rounded(unrounded(self.graph).with_dtype(dtype))
+        else:
+            graph = self.graph.with_dtype(dtype)
         check_products(graph)
         return Chain(graph)
 
@@ -256,7 +259,7 @@ def output_tensors(
         name = names.get(node, "out" if len(declared) == 1 else f"out{index}")
         if len(declared) == 1 or name in taken or not name.isascii():
             name = "out" if len(declared) == 1 else f"out{index}"
-        name = numbered(f"{name}_value" if hides_frame(name) else name, taken)
+        name = free_name(f"{name}_value" if hides_frame(name) else name, taken)
         taken.append(name)
         outputs.append(Tensor(name, type, node))
     return tuple(outputs)

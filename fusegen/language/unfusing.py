@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, Tensor
-from fusegen.language.naming import numbered, value_names
+from fusegen.language.naming import free_name, value_names
 from fusegen.language.operators import operators
 from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
@@ -72,7 +72,7 @@ def stored(graph: Graph) -> dict[Node, str]:
                 continue
             from_arrays = graph.extents[node] is not Extent.LAUNCH and dims_of(node) <= spans[node]
             if from_arrays and any(user not in inside for user in graph.users[node]):
-                name = numbered(names[node], taken)
+                name = free_name(names[node], taken)
                 taken.add(name)
                 found[node] = name
     return found

@@ -45,6 +45,11 @@ def batch_invariant(graph: Graph, target: Target) -> Candidates:
             f"{graph.name} sums over rows, so that its results depend on how many there are\n"
             "  batch_invariant is for chains whose rows are each for itself"
         )
+    here = candidates(graph, target)
+    try:
+        here.need()
+    except NoPlan as error:
+        raise NoPlan(f"{error}\n  batch_invariant is for chains that one kernel holds") from None
     worst: dict[Hashable, float] = {}
     least: dict[Hashable, float] = {}  # a kernel for more rows takes fewer as well, and no longer
     for rows in reversed(ROWS):
@@ -56,7 +61,7 @@ def batch_invariant(graph: Graph, target: Target) -> Candidates:
         both = least.keys() if rows == ROWS[-1] else least.keys() & worst.keys()
         worst = {order: max(worst.get(order, 0.0), least[order] / best) for order in both}
     order = min(worst, key=lambda order: (worst[order], repr(order)))
-    found = like(candidates(graph, target), order)
+    found = like(here, order)
     for rows in ROWS:
         if not found.plans and rows >= graph.rows:
             more = like(candidates(with_rows(graph, rows), target), order)

@@ -10,13 +10,8 @@ from fusegen.language.graph import Node
 from fusegen.validation.bounded import Bounded
 
 Array = np.ndarray[Any, np.dtype[Any]]
-REST = {
-    "part_max": -np.inf,
-    "part_min": np.inf,
-    "group_max": -np.inf,
-    "group_min": np.inf,
-    "deal_max": -np.inf,
-}  # changes nothing; else 0
+# what changes nothing; else 0
+REST = dict.fromkeys(("part_max", "group_max", "deal_max"), -np.inf) | dict.fromkeys(("part_min", "group_min"), np.inf)
 
 
 def rows_of_parts(node: Node, arg: Bounded) -> Bounded:

@@ -10,9 +10,16 @@ import pytest
 import fusegen
 from fusegen import Chain, bf16, chain, dims, f16, f32
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.errors import NoPlan
+from fusegen.planner import candidates
 from fusegen.planner.invariant import ROWS, order_of, with_rows
+from fusegen.planner.model import Plan
+from fusegen.runtime import Kernel
+from fusegen.runtime.cache import compiled
+from fusegen.runtime.finding import find, present, target_of
 from fusegen.targets import A100, H200, MI300X, Target
+from fusegen.validation.few_parts import no_variant
 from tests import gemms
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
@@ -82,6 +89,65 @@ def test_without_it_other_numbers_of_rows_have_other_orders(spec: Chain) -> None
     assert len({order_of(plan) for plan in usual}) > 1
     assert len({order_of(plan) for plan in one_order}) == 1
     assert all(plan.cost.time_us < 10 * other.cost.time_us for plan, other in zip(one_order, usual, strict=True))
+
+
+def of_one_order(spec: Chain, target: Target) -> list[list[Plan]]:
+    """The candidates of each order that has several."""
+    found: dict[object, list[Plan]] = {}
+    for plan in candidates(spec.graph, target).plans:
+        found.setdefault(order_of(plan), []).append(plan)
+    several = [plans for plans in found.values() if len(plans) > 1]
+    assert several
+    return several
+
+
+def kernel_of(plan: Plan, on: str, target: Target) -> Kernel:
+    source = render(plan)
+    binary = compiled(source, origin=plan.name) if on == "gpu" else None
+    return Kernel(source, binary, find(target, on), no_variant)
+
+
+def bits_of(kernel: Kernel, given: list[Any]) -> list[Any]:
+    out = kernel(*given)
+    return [np.asarray(y) for y in (out if isinstance(out, tuple) else (out,))]
+
+
+@pytest.mark.parametrize("spec", [normed.at(M=3), product.at(M=40)], ids=lambda c: c.name)
+def test_plans_of_one_order_have_the_same_bits(spec: Chain) -> None:
+    """Of each order the first plan and the last one."""
+    given = numbers(spec)
+    for first, *_, last in of_one_order(spec, H200):
+        one, other = (bits_of(kernel_of(plan, "emulator", H200), given) for plan in (first, last))
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(
+                a.view(np.uint8), b.view(np.uint8), f"{first.configuration}, {last.configuration}"
+            )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", [normed.at(M=33), product.at(M=300, N=1024, K=4096)], ids=lambda c: c.name)
+def test_plans_of_one_order_have_the_same_bits_on_a_gpu(spec: Chain) -> None:
+    """All of them."""
+    torch = pytest.importorskip("torch")
+    target = next((found for gpu in present().gpus if (found := target_of(gpu)) is not None), None)
+    if target is None:
+        pytest.skip("no GPU that a target fits: `fusegen doctor` says why")
+    torch.manual_seed(0)
+    types = {bf16: torch.bfloat16, f16: torch.float16, f32: torch.float32}
+    given = [
+        torch.randn([fusegen.language.types.size_of(s, spec.graph.sizes) for s in t.shape]).to(types[t.dtype]).cuda()
+        for t in spec.graph.inputs
+    ]
+
+    def bits(plan: Plan) -> list[Any]:
+        out = kernel_of(plan, "gpu", target)(*given)
+        return [y.contiguous().view(torch.uint8) for y in (out if isinstance(out, tuple) else (out,))]
+
+    for first, *others in of_one_order(spec, target):
+        wanted = bits(first)
+        for plan in others:
+            for a, b in zip(bits(plan), wanted, strict=True):
+                assert torch.equal(a, b), f"{plan.configuration} has other bits than {first.configuration}"
 
 
 def test_sizes_of_rows_have_no_part_in_the_choice() -> None:

@@ -183,10 +183,15 @@ def regime(tile: AttentionTile, ends: Ends, mask: Mask, drawn: Draft) -> str:
         )
         skipped = f"; of keys {what} that a block's rows need, none are read"
     tested = "; conditions are tested in tiles that an end cuts" if ends.settles else ""
-    dealt = f", dealt to {drawn.found.parts} blocks by turns" if drawn.found.parts else ""
+    dealt = dealt_text(drawn.found.parts)
     who = f"{tile.rows} queries a block of {tile.warps} warps"
     stages = "the next tile copied meanwhile" if tile.stages > 1 else "the next tile in registers meanwhile"
     return f"{who}, tiles of {tile.keys} keys{dealt}, {stages}{skipped}{tested}"
+
+
+def dealt_text(parts: int) -> str:
+    """What a tile's keys are, where blocks share them."""
+    return f", dealt to {parts} blocks by turns" if parts else ""
 
 
 class Draft(ScoresDraft):

@@ -57,8 +57,9 @@ def estimate(
         each /= ALONE
     if rows <= tile.rows:
         streamed = streamed_us(graph, found, tile, target.sms, each_tiles, each / each_tiles, memory_rate(target))
-        ends = -(-blocks // target.sms) * TILE_US  # an SM has one at a time: 128k keys of 8 heads, 64 blocks 190 us,
-        # 128 of them 192, 256 of them 197, 512 of them 203 (H100)
+        # an SM has one block at a time: 128k keys of 8 heads took 190 us by 64 blocks, 192 by 128, 197 by 256, and 203
+        # by 512 (H100)
+        ends = -(-blocks // target.sms) * TILE_US
         return cost_of(found, moved, target, LAUNCH_US / 2 + ends + streamed, room, registers, 1)
     rounds = max(1.0, blocks / target.sms) if share < 1 else max(1, -(-blocks // target.sms))
     time = LAUNCH_US / 2 + overlapped((memory_us(moved, target), rounds * (each + TILE_US)), OVERLAP_EXPONENT)

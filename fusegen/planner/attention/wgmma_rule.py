@@ -19,7 +19,7 @@ from fusegen.planner.attention.operands import (
 )
 from fusegen.planner.attention.parts import AttentionTile, ElementBody
 from fusegen.planner.attention.recognition import Recognized, inputs_of, of_row
-from fusegen.planner.attention.rule import checked, deals, plan_of
+from fusegen.planner.attention.rule import checked, deals, dealt_text, plan_of
 from fusegen.planner.attention.wgmma import (
     BOX_ROWS,
     CONSUMER_REGISTERS,
@@ -128,8 +128,8 @@ def regime(tile: AttentionTile, general: str, parts: int) -> str:
     consumers = tile.warps // 4
     each = "64 queries each, by turns" if consumers > 1 else "64 queries"
     who = f"{consumers} consumer warpgroup{'s' if consumers > 1 else ''} of {each}"
-    dealt = f", dealt to {parts} blocks by turns" if parts else ""
-    return "; ".join([f"{who}, tiles of {tile.keys} keys{dealt}, a producer {tile.stages} tiles ahead", *masks])
+    keys = f"tiles of {tile.keys} keys{dealt_text(parts)}"
+    return "; ".join([f"{who}, {keys}, a producer {tile.stages} tiles ahead", *masks])
 
 
 def scaled_bodies(tested: ElementBody, free: ElementBody) -> tuple[float, ElementBody, ElementBody]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Graph, Kind, Node, Operator, Tensor
-from fusegen.language.naming import numbered
+from fusegen.language.naming import free_name
 from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
 from fusegen.language.types import TensorType, f32
@@ -79,7 +79,7 @@ def by_parts(step: Lowered, sums: tuple[Node, ...], behind: set[Node], late: lis
     made: list[Tensor] = []
     for node in sums:
         own = next((t.name for t in graph.outputs if t.node is node), graph.names.get(node, node.op.name))
-        name = numbered(f"{own}_parts", taken)
+        name = free_name(f"{own}_parts", taken)
         taken.add(name)
         shape = (*(1,) * (len(graph.shape) - 2), count, graph.shape[-1])
         part = replace(

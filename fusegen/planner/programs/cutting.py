@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.language.graph import FITTED, ROUNDS, Graph, Kind, Node, Operator, Tensor, once_per_graph, plain, shown_by
-from fusegen.language.naming import numbered, value_names
+from fusegen.language.naming import free_name, value_names
 from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
 from fusegen.language.types import DType, TensorType, f32, size_of
@@ -105,7 +105,7 @@ def stored_values(graph: Graph) -> Mapping[Node, Stored]:
             found[node] = Stored(own, type, "output", node)
             continue
         name = names[node]
-        name = numbered(f"{name}value" if name.endswith("_") else name, taken)
+        name = free_name(f"{name}value" if name.endswith("_") else name, taken)
         taken.add(name)
         found[node] = Stored(name, type, "workspace", node)
     return found

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fusegen.language.graph import Graph, Kind, Node, Operator, Tensor
-from fusegen.language.naming import numbered, value_names
+from fusegen.language.naming import free_name, value_names
 from fusegen.language.products import Unsplittable
 from fusegen.language.trace import OPS
 from fusegen.language.types import Shape, Size, TensorType, b8, f32, size_of
@@ -99,7 +99,7 @@ class Halves:
         return results[0] if node is self.found.product and len(results) == 1 else self.names[node]
 
     def stored(self, name: str, node: Node) -> Tensor:
-        name = numbered(f"{name.rstrip('_')}_parts", self.taken)
+        name = free_name(f"{name.rstrip('_')}_parts", self.taken)
         self.taken.add(name)
         return Tensor(name, TensorType(f32, node.shape), node)
 

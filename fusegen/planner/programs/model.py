@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Literal
 
 from fusegen.language.graph import Graph, Node
-from fusegen.language.naming import numbered
+from fusegen.language.naming import free_name
 from fusegen.language.reference import reference_source
 from fusegen.language.sizes import Shape, Size, dims_in
 from fusegen.language.types import TensorType, size_of
@@ -157,7 +157,7 @@ class ProgramPlan:
         """The plan of one launch of these steps."""
         said = tuple(step.name.removeprefix(f"{self.name}_") for step in steps)
         name = self.name if len(steps) == len(self.steps) else f"{self.name}_{'_'.join(said)}"
-        name = numbered(name, {step.name for step in self.steps if step not in steps})
+        name = free_name(name, {step.name for step in self.steps if step not in steps})
         return JoinedPlan(name, self.target, tuple(step.plan for step in steps), said)
 
     @property

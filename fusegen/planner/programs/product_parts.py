@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fusegen.language.graph import Extent, Graph, Node, Operator, Tensor
-from fusegen.language.naming import numbered, value_names
+from fusegen.language.naming import free_name, value_names
 from fusegen.language.ordering import with_nodes
 from fusegen.language.trace import OPS
 from fusegen.language.types import DType, TensorType, b8, f32, i32, size_of
@@ -143,7 +143,7 @@ class Halves:
         steps = f"range(0, {self.cols}, {self.width})"
         text = f"np.stack([{{0}}[..., c : c + {self.width}].{node.op.name}(-1) for c in {steps}], axis=-1)"
         made = replace(node, op=OPS[f"group_{node.op.name}"], inputs=(value,), shape=shape, group=self.width, text=text)
-        name = numbered(f"{self.names[node].rstrip('_')}_parts", self.taken)
+        name = free_name(f"{self.names[node].rstrip('_')}_parts", self.taken)
         self.taken.add(name)
         return Tensor(name, TensorType(f32, shape), made)
 
