@@ -9,7 +9,6 @@ axes are *rows*, their sizes and strides are run-time arguments.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from typing import Literal
 from fusegen.errors import NoPlan
 from fusegen.language.graph import Graph
 from fusegen.language.types import f16
+from fusegen.planner.block_count import BlockCount
 from fusegen.planner.heading import header_lines
 from fusegen.planner.parts import (
     Access,
@@ -210,13 +210,21 @@ class Plan(ABC):
         """Are blocks persistent, taking rows in turn? A launch then has no more of them than a GPU holds at once."""
         return False
 
+    @property
     @abstractmethod
+    def block_count(self) -> BlockCount:
+        """How many blocks a launch has, on a GPU that holds as many at once as the target's facts say."""
+
     def blocks(self, *extents: int, resident: int | None = None) -> int:
         """Blocks of a launch over `extents`, the sizes of `row_dims`.
 
         `resident`: how many the GPU holds at once, which bounds persistent blocks of rows; None: by the target's
         facts.
         """
+        count = self.block_count
+        if self.persistent_rows and resident is not None:
+            count = count.held(min(resident, self.target.max_blocks(self.threads)))
+        return count.of(*extents)
 
     def grid(self, blocks: int) -> tuple[int, int]:
         """That many blocks, or a few more, along the grid's dimensions x and y."""
@@ -506,16 +514,17 @@ class RowPlan(Plan):
         """Of what follows the static shared memory, in bytes."""
         return LINE_BYTES if self.bulk else 16
 
-    def blocks(self, *extents: int, resident: int | None = None) -> int:
+    @property
+    def block_count(self) -> BlockCount:
         if self.in_turn:
-            return self.in_turn.count // self.tile.rows_per_block
-        blocks = self.tile.blocks(math.prod(extents))
+            return BlockCount(
+                reduced=tuple(range(len(self.row_dims))), across=self.in_turn.count // self.tile.rows_per_block
+            )
+        count = BlockCount(rows=self.tile.rows_per_block, merged=True, blocks=self.tile.blocks_per_row)
         if not self.persistent_rows:
-            return blocks
-        at_once = self.target.sms * self.cost.blocks_per_sm if resident is None else resident
-        at_once = min(at_once, self.target.max_blocks(self.threads))
-        shared_by = self.tile.blocks_per_row
-        return min(blocks, max(1, at_once // shared_by) * shared_by)
+            return count
+        at_once = self.target.sms * self.cost.blocks_per_sm
+        return count.held(min(at_once, self.target.max_blocks(self.threads)))
 
     @property
     def max_rows(self) -> int:

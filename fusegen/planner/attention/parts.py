@@ -13,7 +13,6 @@ Behind the last tile the sums go through shared memory, where each thread takes 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +20,7 @@ from typing import Literal
 from fusegen.language.graph import Graph
 from fusegen.language.types import DType
 from fusegen.planner.attention.masks import MOST_ROWS, Direction
+from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Access, Body, Load, Plan, Statement
 from fusegen.planner.parts import Transport
 from fusegen.targets.atoms import Atom
@@ -198,9 +198,9 @@ class ScoresPlan(Plan):
         added to them have 32 bits too."""
         return min(MOST_ROWS, self.max_blocks * (1 if self.row_dims[1:] else self.tile.rows))
 
-    def blocks(self, *extents: int, resident: int | None = None) -> int:
-        *others, rows = extents or (1,)
-        return math.prod(others) * -(-rows // self.tile.rows)
+    @property
+    def block_count(self) -> BlockCount:
+        return BlockCount(rows=self.tile.rows)
 
     @property
     def tiles(self) -> int:

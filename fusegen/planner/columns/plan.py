@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Plan, unusual
 from fusegen.planner.parts import Load, Reduction, RowDim, Statement, Store
 
@@ -152,9 +153,9 @@ class ColumnsPlan(Plan):
         """In which order a column's values are summed: by rows of a block, blocks and turns, wherever they lie."""
         return (self.rule, self.tile.rows, self.tile.cluster, self.tile.turn)
 
-    def blocks(self, *extents: int, resident: int | None = None) -> int:
-        kept = math.prod(extent for place, extent in enumerate(extents) if place not in self.reduced)
-        return kept * self.col_tiles * self.cluster
+    @property
+    def block_count(self) -> BlockCount:
+        return BlockCount(reduced=self.reduced, across=self.col_tiles, blocks=self.cluster)
 
     @property
     def max_rows(self) -> int:

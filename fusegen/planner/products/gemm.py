@@ -14,10 +14,10 @@ Operands, the prologue, and output groups of contractions are those of planner/p
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusegen.language.types import DType
+from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Statement, Summed, unusual
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile
@@ -226,16 +226,15 @@ class GemmPlan(ProductPlan):
 
     def tiles(self, *extents: int) -> int:
         """Of the whole launch, of products of those sizes."""
-        *others, rows = extents or (1,)
-        return math.prod(others) * -(-rows // self.tile.rows) * self.tiles_across
+        return self.block_count.tiles(*extents)
 
-    def blocks(self, *extents: int, resident: int | None = None) -> int:
+    @property
+    def block_count(self) -> BlockCount:
         """One for each tile; of persistent blocks as few as need no more rounds than all that the GPU holds."""
-        tiles = self.tiles(*extents)
+        count = BlockCount(rows=self.tile.rows, across=self.tiles_across, blocks=self.tile.cluster)
         if not self.tile.persistent:
-            return tiles * self.tile.cluster
-        rounds = max(1, -(-tiles // (self.target.sms * self.cost.blocks_per_sm)))
-        return -(-tiles // rounds)
+            return count
+        return replace(count, blocks=1, at_once=self.target.sms * self.cost.blocks_per_sm, even=True)
 
     @property
     def max_rows(self) -> int:

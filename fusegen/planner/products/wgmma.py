@@ -23,10 +23,10 @@ of their own, and are added to the tile's in f32, while the other group multipli
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Access, Summed, unusual
 from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile, ProductWork, Prologue
 from fusegen.planner.tile import LINE_BYTES
@@ -236,17 +236,17 @@ class WgmmaWork(ProductWork):
 
     def tiles(self, *extents: int) -> int:
         """Of the whole launch; those of a cluster count as one."""
-        *others, rows = extents or (1,)
-        return math.prod(others) * -(-rows // self.band) * self.tiles_across
+        return self.block_count.tiles(*extents)
 
-    def blocks(self, *extents: int, resident: int | None = None) -> int:
+    @property
+    def block_count(self) -> BlockCount:
         """As few as need no more rounds than all that the GPU has room for: each then takes as many tiles. Those that
         share a tile have no other one."""
-        tiles = self.tiles(*extents)
+        count = BlockCount(rows=self.band, across=self.tiles_across)
         if self.tile.split_k > 1:
-            return tiles * self.tile.split_k
-        rounds = max(1, -(-tiles // (self.target.sms // self.tile.cluster)))
-        return -(-tiles // rounds) * self.tile.cluster
+            return replace(count, blocks=self.tile.split_k)
+        cluster = self.tile.cluster
+        return replace(count, blocks=cluster, at_once=self.target.sms // cluster, even=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,7 +174,7 @@ def askew(work: WgmmaWork, operand: Operand) -> float:
 
 def spread(work: WgmmaWork, *extents: int) -> float:
     """Lines of the factors that blocks take together, next to those of a square as large."""
-    area = work.blocks(*extents) * work.tile.rows * work.tile.cols
+    area = work.block_count.of(*extents) * work.tile.rows * work.tile.cols
     height = min(work.tile.group * work.band, -(-extents[-1] // work.band) * work.band)
     return (height + area / height) / (2.0 * math.sqrt(area))
 
