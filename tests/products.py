@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusegen.language.graph import Graph
 from fusegen.language.naming import entry_name
+from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Cost, Layout, Plan, Traffic
 from fusegen.planner.products.factors import access_of, product_dims, product_params, uses, widest
 from fusegen.planner.rewrites import hoist_scales, simplify
@@ -54,8 +54,9 @@ class Sketch(Plan):
     def max_rows(self) -> int:
         return self.max_blocks * 16
 
-    def blocks(self, *extents: int, resident: int | None = None) -> int:
-        return math.prod(extents[:-1]) * -(-extents[-1] // 16)
+    @property
+    def block_count(self) -> BlockCount:
+        return BlockCount(rows=16)
 
 
 def sketch(graph: Graph, layout: Layout | None = None, target: Target = H200) -> Sketch:

@@ -1,0 +1,221 @@
+"""Exports in tests: built by the C compiler of this machine, on a driver whose launches run in the emulator."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fusegen.exporting import making, writing
+from fusegen.exporting.collecting import exported, layouts_of, variants_of
+from fusegen.exporting.recording import Recorded
+from fusegen.exporting.writing import stem
+from fusegen.language.types import DTYPES, DType, bf16, f16, f32, tf32, u8
+from fusegen.pipeline import compile
+from fusegen.planner.programs.side_by_side import JoinedPlan
+from fusegen.runtime import Kernel, Program
+from fusegen.runtime.arrays import ArrayView
+from fusegen.runtime.devices import Launch, Mapped
+from fusegen.runtime.emulated import EmulatorDevice
+from fusegen.runtime.joined import Joined
+from fusegen.targets import Target
+
+FAKE = Path(__file__).parent / "exporting" / "fake_cuda.c"
+TYPES = {name: place for place, name in enumerate((d.name for d in DTYPES.values()), 1)}
+MAPPED: Mapping[int, DType] = {0: u8, 6: f16, 7: f32, 9: bf16, 11: tf32}
+SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}
+LAUNCHED = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.c_uint, ctypes.c_uint,
+    ctypes.c_int, ctypes.POINTER(ctypes.c_void_p),
+)  # fmt: skip
+
+
+class Array(ctypes.Structure):
+    """fusegen_array of fusegen.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int),
+        ("rank", ctypes.c_int),
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+    )
+
+
+class Map(ctypes.Structure):
+    """What the driver in fake_cuda.c makes of a tensor map."""
+
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("sizes", ctypes.c_uint64 * 5),
+        ("strides", ctypes.c_uint64 * 4),
+        ("type", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("swizzle", ctypes.c_int32),
+        ("box", ctypes.c_uint32 * 5),
+    )
+
+
+def need_compiler() -> None:
+    for tool in ("cc", "make"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"there is no {tool} here, which builds an export")
+
+
+def given(array: np.ndarray[Any, Any], dtype: DType) -> Array:
+    """A numpy array as the launcher takes it; the array is to be kept."""
+    sizes = (ctypes.c_int64 * max(1, array.ndim))(*array.shape)
+    strides = (ctypes.c_int64 * max(1, array.ndim))(*(s // array.itemsize for s in array.strides))
+    return Array(array.ctypes.data, TYPES[dtype.name], array.ndim, sizes, strides)
+
+
+@dataclass
+class Library:
+    """A built export of one chain, and the kernels it was made of, which launches are emulated with."""
+
+    made: Kernel | Program
+    loaded: Any  # the library in C
+    driver: Any
+    compiled: Mapping[str, Any]  # by the tag that stands in place of machine code
+    launched: list[str] = field(default_factory=list)  # the tags of what was launched, in order
+    spans: list[tuple[int, int]] = field(default_factory=list)  # the bytes of all arrays of the call
+    blocks: list[int] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def call(self, arrays: Sequence[tuple[np.ndarray[Any, Any], DType] | float], workspace: Any = None) -> int:
+        """Arrays and run-time scalars in the order of the function's parameters. Returns its status."""
+        words: list[Any] = []
+        self.spans, self.launched, self.blocks, self.error = [], [], [], None
+        for one in arrays:
+            if not isinstance(one, tuple):
+                words.append(ctypes.c_float(one) if isinstance(one, float) else ctypes.c_int(one))
+                continue
+            array, dtype = one
+            words.append(ctypes.byref(given(array, dtype)))
+            self.spans.append(span(array))
+        if workspace is not None:
+            self.spans.append(span(workspace))
+            words += [ctypes.c_void_p(workspace.ctypes.data), ctypes.c_size_t(workspace.nbytes)]
+        held = LAUNCHED(self.on_launch)
+        capability = re.fullmatch(r"sm_(\d+)(\d)\w?", self.made.target.arch)
+        assert capability is not None
+        self.driver.fake_set(held, int(capability[1]), int(capability[2]), 1)
+        status = int(getattr(self.loaded, self.made.name)(*words, None))
+        if self.error is not None:
+            raise self.error
+        return status
+
+    @property
+    def message(self) -> str:
+        self.loaded.fusegen_message.restype = ctypes.c_char_p
+        return str(self.loaded.fusegen_message().decode())
+
+    def workspace(self, *sizes: int) -> np.ndarray[Any, Any]:
+        function = getattr(self.loaded, f"{self.made.name}_workspace")
+        function.restype = ctypes.c_size_t
+        held = np.full(int(function(*map(ctypes.c_int64, sizes))) + 256, 0xFF, np.uint8)
+        start = -held.ctypes.data % 256
+        return held[start : held.nbytes - 256 + start]
+
+    def on_launch(
+        self, image: bytes, entry: bytes, grid: Any, threads: int, shared: int, dependent: int, words: Any
+    ) -> int:
+        try:
+            self.emulate(image.decode(), entry.decode(), (grid[0], grid[1], grid[2]), threads, shared, dependent, words)
+        except BaseException as error:  # ctypes would print it and go on
+            self.error = error
+            return 1
+        return 0
+
+    def emulate(
+        self, tag: str, entry: str, grid: tuple[int, int, int], threads: int, shared: int, dependent: int, words: Any
+    ) -> None:
+        variant = self.compiled[tag]
+        plan = variant.plan
+        assert (plan.name, plan.threads, plan.shared_bytes) == (entry, threads, shared)
+        blocks = grid[0] * grid[1]
+        assert (*plan.grid(blocks), 1) == grid
+        pointers, numbers, values, maps, spans = [], [], [], [], []
+        for param, word in zip(plan.params, words[: len(plan.params)], strict=True):
+            if param.kind == "map":
+                own = Map.from_address(word)
+                pointers.append(own.address)
+                shape = tuple(own.sizes[: own.rank])[::-1]
+                steps = tuple(own.strides[: own.rank - 1])[::-1]
+                box = tuple(own.box[: own.rank])[::-1]
+                dtype = MAPPED[own.type]
+                if dtype is u8:
+                    dtype = next(a.dtype for a in plan.accesses if a.tensor == param.tensor)
+                place = len(pointers) - 1
+                maps.append(Mapped(param.name, place, dtype, shape, steps, box, SWIZZLES[own.swizzle]))
+            elif param.kind == "pointer":
+                pointers.append(ctypes.c_uint64.from_address(word).value)
+            elif param.kind == "value":
+                kind = ctypes.c_float if param.dtype is f32 else ctypes.c_int32
+                values.append(kind.from_address(word).value)
+                continue
+            else:
+                numbers.append(ctypes.c_int64.from_address(word).value)
+                continue
+            at = pointers[-1]
+            low, high = next(((low, high) for low, high in self.spans if low <= at < high), (at, at))
+            spans.append((low - at, high - at))
+        launch = Launch(blocks, tuple(numbers), tuple(spans), tuple(maps), bool(dependent))
+        loaded = EmulatorDevice(self.made.target).load(variant.source, None)
+        loaded.launch(launch, pointers, values, 0)
+        self.launched.append(tag)
+        self.blocks.append(blocks)
+
+
+def span(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    low, high = np.lib.array_utils.byte_bounds(array)
+    return int(low), int(high)
+
+
+def tags_of(made: Kernel | Program, every_layout: bool) -> dict[str, Any]:
+    """What each piece of machine code was made of, by what stands in its place."""
+    found: dict[str, Any] = {}
+    kernels: list[Kernel] = []
+    for kernel in made.kernels if isinstance(made, Program) else (made,):
+        if isinstance(kernel, Joined):
+            found[f"{made.target.arch} {kernel.name}"] = kernel.main
+            kernels += [kernel.alone(place) for place in range(len(kernel.plan.plans))]
+        else:
+            kernels.append(kernel)
+    for kernel in kernels:
+        for said, variant in variants_of(kernel, every_layout, []):
+            words = "" if said == "as planned" else f"_{writing.word(said)}"
+            found[f"{made.target.arch} {variant.plan.name}{words}"] = variant
+    return found
+
+
+def build(
+    made: Kernel | Program, folder: Path, monkeypatch: pytest.MonkeyPatch, *, every_layout: bool = True,
+    records: Mapping[str, Recorded] | None = None,
+) -> Library:  # fmt: skip
+    """The chain's export, built, with tags in place of machine code."""
+    need_compiler()
+    with monkeypatch.context() as patched:
+        patched.setattr(writing, "fatbin", lambda codes: f"{codes[0][0]} {codes[0][1]}".encode() + b"\0")
+        files = writing.files_of("kernels", [exported([made], every_layout)], records or {})
+    making.write(folder / "export", files)
+    driver = folder / "libcuda.so.1"
+    run("cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libcuda.so.1", "-o", driver, FAKE)
+    run("make", "-s", "-C", folder / "export", "CFLAGS=-O1 -g -Wall -Wextra -Werror")
+    loaded_driver = ctypes.CDLL(str(driver), ctypes.RTLD_GLOBAL)
+    loaded = ctypes.CDLL(str(folder / "export" / "build" / "cuda" / "libkernels.so"))
+    return Library(made, loaded, loaded_driver, tags_of(made, every_layout))
+
+
+def run(*words: object) -> str:
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
+    return done.stdout
