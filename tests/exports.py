@@ -89,6 +89,8 @@ class Library:
     spans: list[tuple[int, int]] = field(default_factory=list)  # the bytes of all arrays of the call
     blocks: list[int] = field(default_factory=list)
     error: BaseException | None = None
+    capability: tuple[int, int] = (9, 0)
+    has_context: bool = True
 
     def call(self, arrays: Sequence[tuple[np.ndarray[Any, Any], DType] | float], workspace: Any = None) -> int:
         """Arrays and run-time scalars in the order of the function's parameters. Returns its status."""
@@ -105,9 +107,7 @@ class Library:
             self.spans.append(span(workspace))
             words += [ctypes.c_void_p(workspace.ctypes.data), ctypes.c_size_t(workspace.nbytes)]
         held = LAUNCHED(self.on_launch)
-        capability = re.fullmatch(r"sm_(\d+)(\d)\w?", self.made.target.arch)
-        assert capability is not None
-        self.driver.fake_set(held, int(capability[1]), int(capability[2]), 1)
+        self.driver.fake_set(held, *self.capability, int(self.has_context))
         status = int(getattr(self.loaded, self.made.name)(*words, None))
         if self.error is not None:
             raise self.error
@@ -212,7 +212,10 @@ def build(
     run("make", "-s", "-C", folder / "export", "CFLAGS=-O1 -g -Wall -Wextra -Werror")
     loaded_driver = ctypes.CDLL(str(driver), ctypes.RTLD_GLOBAL)
     loaded = ctypes.CDLL(str(folder / "export" / "build" / "cuda" / "libkernels.so"))
-    return Library(made, loaded, loaded_driver, tags_of(made, every_layout))
+    found = re.fullmatch(r"sm_(\d+)(\d)[a-z]?", made.target.arch)
+    assert found is not None
+    capability = int(found[1]), int(found[2])
+    return Library(made, loaded, loaded_driver, tags_of(made, every_layout), capability=capability)
 
 
 def run(*words: object) -> str:
