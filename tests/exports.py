@@ -15,18 +15,13 @@ import numpy as np
 import pytest
 
 from fusegen.exporting import making, writing
-from fusegen.exporting.collecting import exported, layouts_of, variants_of
+from fusegen.exporting.collecting import exported, variants_of
 from fusegen.exporting.recording import Recorded
-from fusegen.exporting.writing import stem
 from fusegen.language.types import DTYPES, DType, bf16, f16, f32, tf32, u8
-from fusegen.pipeline import compile
-from fusegen.planner.programs.side_by_side import JoinedPlan
 from fusegen.runtime import Kernel, Program
-from fusegen.runtime.arrays import ArrayView
 from fusegen.runtime.devices import Launch, Mapped
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.joined import Joined
-from fusegen.targets import Target
 
 FAKE = Path(__file__).parent / "exporting" / "fake_cuda.c"
 TYPES = {name: place for place, name in enumerate((d.name for d in DTYPES.values()), 1)}
@@ -222,3 +217,32 @@ def run(*words: object) -> str:
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def call_recorded(library: Library, record: Recorded) -> str:
+    """The recorded launch; what is wrong with it, or nothing."""
+    graph = library.made.op_graph
+    arrays = {name: array.copy() for name, array in record.arrays.items()}
+    outputs = [t for t in graph.outputs if t.name not in graph.updates]
+    for tensor in outputs:
+        shape = record.expected[tensor.name].shape
+        raw = f"u{tensor.dtype.bytes}"
+        arrays[tensor.name] = np.full(shape, -1, raw.replace("u", "i")).view(raw)
+    words: list[Any] = []
+    for tensor in (*graph.inputs, *outputs):
+        words.append((arrays[tensor.name], tensor.dtype) if tensor.shape else record.values[tensor.name])
+    between = isinstance(library.made, Program) and library.made.plan.between
+    workspace = library.workspace(*(record.sizes[name] for name in graph.sizes)) if between else None
+    if library.call(words, workspace):
+        return library.message
+    for tensor in graph.outputs:
+        name = graph.updates.get(tensor.name, tensor.name)
+        with np.errstate(invalid="ignore"):
+            got = arrays[name].view(tensor.dtype.numpy).astype(np.float64)
+        expected, allowed = record.expected[name], record.allowed[name]
+        with np.errstate(invalid="ignore"):
+            right = np.isinf(allowed) | (abs(got - expected) <= allowed) | (got == expected)
+        right |= np.isnan(got) & np.isnan(expected)
+        if not right.all():
+            return f"{name}: {int((~right).sum())} of {right.size} elements are wrong"
+    return ""

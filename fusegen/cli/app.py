@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fusegen.cli import authoring, caching
+from fusegen.cli import authoring, caching, exporting
 from fusegen.cli.options import AsJson, Dtype, Sets, Spec, Specs, TargetName, launches
 from fusegen.cli.showing import (
     PASSED_OVER,
@@ -47,6 +47,7 @@ app.add_typer(caching.app, name="cache")
 app.command()(verb(authoring.new))
 app.command()(verb(authoring.diff))
 app.command()(verb(authoring.watch))
+app.command()(verb(exporting.export))
 
 DEFAULT_OUT = Path("generated")
 

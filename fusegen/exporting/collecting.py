@@ -82,7 +82,7 @@ def unit_of(
         bindings = [(Binding(t.name, t.name), t in graph.outputs) for t in arrays]
         sizes = {name: Dim(name) for name in graph.sizes}
         launch = launch_of(made, bindings, places, sizes, scalars, scalars, every_layout, notes)
-        return Unit(made.target, (launch,), (), pairs)
+        return Unit(made.target, (launch,), (), pairs, frozenset(compiled_sizes(made.plan)))
     plan = made.plan
     places |= {output: places[operand] for output, operand in plan.graph.updates.items()}
     places |= {stored.name: len(arrays) + place for place, stored in enumerate(plan.between)}
@@ -97,7 +97,7 @@ def unit_of(
     at.append(len(launches))
     lives = {name: (at[first], at[last + 1] - 1) for name, (first, last) in plan.lives.items()}
     between = tuple(Between(s.name, s.type.dtype, s.type.shape, *lives[s.name]) for s in plan.between)
-    return Unit(made.target, tuple(launches), between, pairs)
+    return Unit(made.target, tuple(launches), between, pairs, plan.fixed)
 
 
 def bindings_of(step: Step) -> list[tuple[Binding, bool]]:

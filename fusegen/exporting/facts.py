@@ -142,6 +142,7 @@ class Unit:
     launches: tuple[Launch, ...]
     between: tuple[Between, ...]
     pairs: tuple[tuple[int, int], ...]  # outputs of the call that may be written over operands
+    compiled: frozenset[str]  # dims whose sizes are constants of its kernels
 
     @property
     def capability(self) -> tuple[int, int, bool]:

@@ -6,6 +6,7 @@ it the error bound of each element, the largest of all targets: the same that va
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ class Recorded:
 
 def recorded(chain: Exported, made: Sequence[Kernel | Program]) -> Recorded:
     """One launch of the chain on every target. Raises ValidationError where one is wrong."""
-    checks = [ProgramChecks(one, SEED, None) if isinstance(one, Program) else Checks(one, SEED, None) for one in made]
+    checks = [checks_of(one) for one in made]
     operands = drawn(checks[0])
     graph = chain.graph
     expected: dict[str, Array] = {}
@@ -67,23 +68,28 @@ def recorded(chain: Exported, made: Sequence[Kernel | Program]) -> Recorded:
 def drawn(checks: Checks) -> Operands:
     """A few rows."""
     if isinstance(checks, ProgramChecks):
-        return checks.operands(checks.sizes_for(ROWS, OUTER), NORMAL.name)
+        return checks.operands(sizes_of(checks), NORMAL.name)
+    return make_operands(checks.plan, sizes_of(checks), checks.rng(NORMAL.name))
+
+
+def sizes_of(checks: Checks) -> dict[str, int]:
+    """Of the recorded launch; of an array without rows, some elements that fill no last block."""
+    if isinstance(checks, ProgramChecks):
+        return checks.sizes_for(ROWS, OUTER)
     plan = checks.plan
-    sizes = sizes_for(plan, ROWS * plan.graph.cols if plan.flat else ROWS, OUTER)
-    return make_operands(plan, sizes, checks.rng(NORMAL.name))
+    return sizes_for(plan, 2 * plan.rows_per_block - 1 if plan.flat else ROWS, () if plan.flat else OUTER)
+
+
+def checks_of(one: Kernel | Program) -> Checks:
+    return ProgramChecks(one, SEED, None) if isinstance(one, Program) else Checks(one, SEED, None)
 
 
 def size_in_bytes(one: Kernel | Program) -> int:
-    """What a recorded launch would take on disk."""
-    checks = ProgramChecks(one, SEED, None) if isinstance(one, Program) else Checks(one, SEED, None)
-    if isinstance(checks, ProgramChecks):
-        sizes: Mapping[str, int] = checks.sizes_for(ROWS, OUTER)
-    else:
-        plan = checks.plan
-        sizes = sizes_for(plan, ROWS * plan.graph.cols if plan.flat else ROWS, OUTER)
+    """What a recorded launch takes on disk."""
+    sizes = sizes_of(checks_of(one))
 
     def elements(tensor: Tensor) -> int:
-        return int(np.prod([size_of(size, sizes) for size in tensor.shape], dtype=np.int64))
+        return math.prod(size_of(size, sizes) for size in tensor.shape)
 
     graph = one.op_graph
     return sum(elements(t) * t.dtype.bytes for t in graph.inputs) + sum(elements(t) * 16 for t in graph.outputs)

@@ -219,10 +219,9 @@ def words_of(one: Exported, embedded: Mapping[tuple[str, str], Embedded]) -> dic
     computed = [(at, axis, size) for at, axis, size in axes if not isinstance(size, Dim)]
     said = {name for _, _, name in named}
     sizes = [size for _, _, size in computed]
-    if free := next((d.name for s in sizes for d in dims_in(s) if d.name not in said and not fixed(one, d.name)), None):
-        raise RequestError(
-            f"{one.name}: no array has an axis of {free} alone, and an export solves no equations for it"
-        )
+    constant = frozenset[str].intersection(*(unit.compiled for unit in one.units))
+    if free := next((d.name for s in sizes for d in dims_in(s) if d.name not in said | constant), None):
+        raise RequestError(f"{one.name}: no array has an axis of {free} alone, which an export would have to solve for")
 
     def by_word(variant: Variant, unit: Unit) -> str:
         return embedded[unit.target.arch, stem(variant)].symbol
@@ -250,14 +249,6 @@ def words_of(one: Exported, embedded: Mapping[tuple[str, str], Embedded]) -> dic
         ],
         "symbol": by_word,
     }
-
-
-def fixed(one: Exported, name: str) -> bool:
-    """Is the dim's size a constant of every kernel?"""
-    return all(
-        any(Dim(name) == launch.sizes[f.place] for f in variant.fixed)
-        for unit in one.units for launch in unit.launches for variant in launch.variants
-    )  # fmt: skip
 
 
 def parameters(one: Exported) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -105,11 +107,15 @@ def test_refusals(library: Library) -> None:
     assert "x has 1 axes, and the chain takes x: f32[M, N]" in refused((x[0], f32), *usual)
     assert "x holds elements of type 2" in refused((x, bf16), *usual)
     assert "out on axis 0 has 5, and M is 4 already" in refused((x[:4], f32), *usual)
-    assert "compiled for N=96, and these arrays have 95" in refused((x[:, :95], f32), (gain[:95], f32), 1.0, (out[:, :95], f32))
+    assert "compiled for N=96, and these arrays have 95" in refused(
+        (x[:, :95], f32), (gain[:95], f32), 1.0, (out[:, :95], f32)
+    )
     assert "x has elements along a row that are not next to each other" in refused(
         (np.zeros((5, 192), np.float32)[:, ::2], f32), *usual
     )
-    assert "the output out shares memory with the input x" in refused((room[:5], f32), (gain, f32), 1.0, (room[1:6], f32))
+    assert "the output out shares memory with the input x" in refused(
+        (room[:5], f32), (gain, f32), 1.0, (room[1:6], f32)
+    )
     assert "out is an output and its array overlaps itself" in refused(
         (x, f32), (gain, f32), 1.0, (np.broadcast_to(out[0], out.shape), f32)
     )
@@ -146,16 +152,19 @@ def test_the_same_verdict_as_from_python(library: Library, x: Axes, out: Axes, o
 
     mine, theirs = room.copy(), room.copy()
     read, written = calls(theirs)
-    try:
-        library.made(read, gain, 1.5, out=written)
-    except ArgumentError as error:
-        read, written = calls(mine)
-        assert library.call([(read, f32), (gain, f32), 1.5, (written, f32)]) == 1, error
-        assert (mine == room).all()
-        return
+    refused = raised(library.made, read, gain, 1.5, out=written)
     read, written = calls(mine)
-    assert library.call([(read, f32), (gain, f32), 1.5, (written, f32)]) == 0, library.message
-    np.testing.assert_array_equal(mine, theirs)
+    status = library.call([(read, f32), (gain, f32), 1.5, (written, f32)])
+    assert bool(status) == bool(refused), refused or library.message
+    np.testing.assert_array_equal(mine, room if status else theirs)
+
+
+def raised(function: Any, *words: Any, **named: Any) -> str:
+    try:
+        function(*words, **named)
+    except ArgumentError as error:
+        return str(error)
+    return ""
 
 
 def lain(memory: np.ndarray, axes: Axes) -> np.ndarray:
