@@ -6,8 +6,10 @@ import ctypes
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from fusegen.runtime.devices import Launch, Mapped
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.joined import Joined
 
-FAKE = Path(__file__).parent / "exporting" / "fake_cuda.c"
+HERE = Path(__file__).parent / "exporting"
 TYPES = {name: place for place, name in enumerate((d.name for d in DTYPES.values()), 1)}
 MAPPED: Mapping[int, DType] = {0: u8, 6: f16, 7: f32, 9: bf16, 11: tf32}
 SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}
@@ -86,11 +88,12 @@ class Library:
     error: BaseException | None = None
     capability: tuple[int, int] = (9, 0)
     has_context: bool = True
+    held: Any = None  # what the driver calls
 
     def call(self, arrays: Sequence[tuple[np.ndarray[Any, Any], DType] | float], workspace: Any = None) -> int:
         """Arrays and run-time scalars in the order of the function's parameters. Returns its status."""
         words: list[Any] = []
-        self.spans, self.launched, self.blocks, self.error = [], [], [], None
+        self.begin()
         for one in arrays:
             if not isinstance(one, tuple):
                 words.append(ctypes.c_float(one) if isinstance(one, float) else ctypes.c_int(one))
@@ -101,12 +104,19 @@ class Library:
         if workspace is not None:
             self.spans.append(span(workspace))
             words += [ctypes.c_void_p(workspace.ctypes.data), ctypes.c_size_t(workspace.nbytes)]
-        held = LAUNCHED(self.on_launch)
-        self.driver.fake_set(held, *self.capability, int(self.has_context))
         status = int(getattr(self.loaded, self.made.name)(*words, None))
         if self.error is not None:
             raise self.error
         return status
+
+    def begin(self) -> None:
+        """From now on launches are this library's."""
+        self.spans, self.launched, self.blocks, self.error = [], [], [], None
+        self.held = LAUNCHED(self.on_launch)
+        if self.made.target.vendor == "hip":
+            self.driver.fake_set(self.held, self.made.target.arch.encode())
+        else:
+            self.driver.fake_set(self.held, *self.capability, int(self.has_context))
 
     @property
     def message(self) -> str:
@@ -161,7 +171,9 @@ class Library:
                 numbers.append(ctypes.c_int64.from_address(word).value)
                 continue
             at = pointers[-1]
-            low, high = next(((low, high) for low, high in self.spans if low <= at < high), (at, at))
+            low, high = next(((low, high) for low, high in self.spans if low <= at < high), (at, 0))
+            if not high:  # of the driver's own memory
+                high = self.driver.fake_end(ctypes.c_uint64(at))
             spans.append((low - at, high - at))
         launch = Launch(blocks, tuple(numbers), tuple(spans), tuple(maps), bool(dependent))
         loaded = EmulatorDevice(self.made.target).load(variant.source, None)
@@ -192,25 +204,68 @@ def tags_of(made: Kernel | Program, every_layout: bool) -> dict[str, Any]:
     return found
 
 
+@cache
+def driver(vendor: str) -> tuple[Path, Any]:
+    """The driver that is none: its path, and the library."""
+    path = Path(tempfile.mkdtemp(prefix="fake-driver-")) / f"fake_{vendor}.so"  # for as long as this process
+    run("cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", path, HERE / f"fake_{vendor}.c")
+    found = ctypes.CDLL(str(path))
+    if vendor == "cuda":
+        found.fake_end.restype = ctypes.c_uint64
+    return path, found
+
+
+def naming(vendor: str) -> str:
+    """The option that makes a launcher look for that driver."""
+    word = {"cuda": "FUSEGEN_CUDA_LIBRARY", "hip": "FUSEGEN_HIP_LIBRARIES"}[vendor]
+    return f'-D{word}="{driver(vendor)[0]}"'
+
+
 def build(
-    made: Kernel | Program, folder: Path, monkeypatch: pytest.MonkeyPatch, *, every_layout: bool = True,
-    records: Mapping[str, Recorded] | None = None,
-) -> Library:  # fmt: skip
+    made: Kernel | Program, folder: Path, *, every_layout: bool = True, records: Mapping[str, Recorded] | None = None
+) -> Library:
     """The chain's export, built, with tags in place of machine code."""
     need_compiler()
-    with monkeypatch.context() as patched:
-        patched.setattr(writing, "fatbin", lambda codes: f"{codes[0][0]} {codes[0][1]}".encode() + b"\0")
-        files = writing.files_of("kernels", [exported([made], every_layout)], records or {})
+    vendor, arch = made.target.vendor, made.target.arch
+    files = writing.files_of("kernels", [exported([made], every_layout)], records or {})
+    for path in files:
+        if path.startswith("kernels/"):
+            files[path] = f"{arch} {Path(path).name.split('.')[0]}".encode() + b"\0"
     making.write(folder / "export", files)
-    driver = folder / "libcuda.so.1"
-    run("cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libcuda.so.1", "-o", driver, FAKE)
-    run("make", "-s", "-C", folder / "export", "CFLAGS=-O1 -g -Wall -Wextra -Werror")
-    loaded_driver = ctypes.CDLL(str(driver), ctypes.RTLD_GLOBAL)
-    loaded = ctypes.CDLL(str(folder / "export" / "build" / "cuda" / "libkernels.so"))
-    found = re.fullmatch(r"sm_(\d+)(\d)[a-z]?", made.target.arch)
-    assert found is not None
-    capability = int(found[1]), int(found[2])
-    return Library(made, loaded, loaded_driver, tags_of(made, every_layout), capability=capability)
+    flags = f"-O1 -g -Wall -Wextra -Werror '{naming(vendor)}'"
+    run("make", "-s", "-C", folder / "export", f"VENDOR={vendor}", f"CFLAGS={flags}")
+    loaded = ctypes.CDLL(str(folder / "export" / "build" / vendor / "libkernels.so"))
+    found = re.fullmatch(r"sm_(\d+)(\d)[a-z]?", arch)
+    capability = (int(found[1]), int(found[2])) if found else (0, 0)
+    return Library(made, loaded, driver(vendor)[1], tags_of(made, every_layout), capability=capability)
+
+
+def run_test(library: Library, folder: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The export's own test program, in this process, where launches are emulated: its status and what it says."""
+    export = folder / "export"
+    library.begin()
+    words = (
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{export}/include",
+        naming("cuda"),
+    )
+    program = export / "build" / "test.so"
+    run("cc", *words, "-o", program, export / "test" / "test.c", export / "build" / "cuda" / "libkernels.a", "-lm")
+    loaded = ctypes.CDLL(str(program))
+    given = (ctypes.c_char_p * 3)(b"test", str(export / "test" / "data").encode(), None)
+    capfd.readouterr()
+    status = int(loaded.main(2, given))
+    ctypes.CDLL(None).fflush(None)
+    if library.error is not None:
+        raise library.error
+    return status, capfd.readouterr().out
 
 
 def run(*words: object) -> str:

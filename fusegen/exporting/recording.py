@@ -19,9 +19,10 @@ from fusegen.language.graph import Kind, Tensor
 from fusegen.language.types import size_of
 from fusegen.language.views import identity_of, positions_in
 from fusegen.runtime import Kernel, Program
-from fusegen.validation.checks import Checks
+from fusegen.validation.checks import LEAST_BOUNDED, Checks
 from fusegen.validation.compare import Compared
-from fusegen.validation.inputs import NORMAL, Operands, make_operands, sizes_for
+from fusegen.validation.inputs import NORMAL, USUAL, Operands, make_operands, sizes_for
+from fusegen.validation.patterns import GENTLE, GENTLE_SETTING, STEADY, STEADY_SETTING, Pattern, Setting
 from fusegen.validation.programs import ProgramChecks
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -42,11 +43,27 @@ class Recorded:
     expected: Mapping[str, Array]
     allowed: Mapping[str, Array]
 
+    @property
+    def bounded(self) -> float:
+        """The share of an output that is held to bounds, of the output with the least."""
+        return min((float(np.isfinite(own).mean()) for own in self.allowed.values() if own.size), default=1.0)
+
 
 def recorded(chain: Exported, made: Sequence[Kernel | Program]) -> Recorded:
-    """One launch of the chain on every target. Raises ValidationError where one is wrong."""
+    """One launch of the chain on every target, on inputs that leave nearly all of each output with an error bound, or
+    as much as any do. Raises ValidationError where a launch is wrong."""
     checks = [checks_of(one) for one in made]
-    operands = drawn(checks[0])
+    tries = ((NORMAL, USUAL), (GENTLE, GENTLE_SETTING), (STEADY, STEADY_SETTING))
+    found: list[Recorded] = []
+    for pattern, setting in tries:
+        found.append(recorded_of(chain, checks, drawn(checks[0], pattern, setting)))
+        if found[-1].bounded >= LEAST_BOUNDED:
+            break
+    return max(found, key=lambda one: one.bounded)
+
+
+def recorded_of(chain: Exported, checks: Sequence[Checks], operands: Operands) -> Recorded:
+    """The launch on these operands."""
     graph = chain.graph
     expected: dict[str, Array] = {}
     allowed: dict[str, Array] = {}
@@ -60,16 +77,17 @@ def recorded(chain: Exported, made: Sequence[Kernel | Program]) -> Recorded:
             values, bounds = assembled(one, tensor, got, compared, operands.sizes)
             expected.setdefault(name, values)
             allowed[name] = np.maximum(allowed.get(name, bounds), bounds)
-    arrays = {t.name: stored(np.asarray(v)) for t, v in zip(graph.inputs, operands.values, strict=True) if t.shape}
-    scalars = {t.name: v for t, v in zip(graph.inputs, operands.values, strict=True) if not t.shape}
+    pairs = list(zip(graph.inputs, operands.values, strict=True))
+    arrays = {tensor.name: stored(np.asarray(value)) for tensor, value in pairs if tensor.shape}
+    scalars = {tensor.name: value for tensor, value in pairs if not tensor.shape}
     return Recorded(operands.sizes, arrays, scalars, expected, allowed)
 
 
-def drawn(checks: Checks) -> Operands:
+def drawn(checks: Checks, pattern: Pattern, setting: Setting) -> Operands:
     """A few rows."""
     if isinstance(checks, ProgramChecks):
-        return checks.operands(sizes_of(checks), NORMAL.name)
-    return make_operands(checks.plan, sizes_of(checks), checks.rng(NORMAL.name))
+        return checks.operands(sizes_of(checks), pattern.name, (pattern,), setting)
+    return make_operands(checks.plan, sizes_of(checks), checks.rng(pattern.name), (pattern,), setting)
 
 
 def sizes_of(checks: Checks) -> dict[str, int]:

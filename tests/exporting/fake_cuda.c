@@ -78,9 +78,24 @@ int cuLaunchKernelEx(const config *how, void *found, void **arguments, void **ex
 int cuDeviceGet(int *device, int place) { return *device = place; }
 int cuDevicePrimaryCtxRetain(void **found, int device) { return *found = &context, device; }
 int cuCtxSetCurrent(void *chosen) { return chosen == NULL; }
+static struct {
+  uint64_t start, end;
+} allocated[64];
+static int allocations;
+
 int cuMemAlloc_v2(unsigned long long *address, size_t bytes) {
   void *made = aligned_alloc(256, (bytes + 255) / 256 * 256);
-  return *address = (unsigned long long)(uintptr_t)made, made == NULL;
+  if (made == NULL || allocations == 64) return 2;
+  *address = (unsigned long long)(uintptr_t)made;
+  allocated[allocations].start = *address;
+  allocated[allocations++].end = *address + bytes;
+  return 0;
+}
+/* One past the last byte of the allocation that the address is in; the address itself where there is none. */
+uint64_t fake_end(uint64_t address) {
+  for (int place = 0; place < allocations; ++place)
+    if (allocated[place].start <= address && address < allocated[place].end) return allocated[place].end;
+  return address;
 }
 int cuMemcpyHtoD_v2(unsigned long long to, const void *from, size_t bytes) { return memcpy((void *)(uintptr_t)to, from, bytes), 0; }
 int cuMemcpyDtoH_v2(void *to, unsigned long long from, size_t bytes) { return memcpy(to, (void *)(uintptr_t)from, bytes), 0; }
