@@ -23,7 +23,8 @@ ROOMS = (
     "validation",
     "pipeline",
     "measuring",
-    "tuning torch",
+    "operators",
+    "tuning torch jax",
     "cli",
     "__init__ __main__",
 )

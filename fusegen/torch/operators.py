@@ -11,10 +11,8 @@ by `torch.library.custom_op`, whose wrapper costs some microseconds a call.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
 
 from fusegen.errors import MissingError, RequestError
@@ -22,14 +20,10 @@ from fusegen.language.graph import Graph, Tensor
 from fusegen.language.sizes import Expr
 from fusegen.language.spec import Chain
 from fusegen.language.types import b8, f32, size_of
-from fusegen.pipeline import compile as compiled
-from fusegen.runtime import Kernel, Program
-from fusegen.runtime.arguments import compiled_sizes, measure_dims
+from fusegen.operators import Gradients, Kernels, sizes_of
 from fusegen.runtime.libraries import torch_dtype
 from fusegen.targets import Target
 
-MOST_KERNELS = 32  # of one operator, for as many row lengths; the one that was compiled first goes
-MOST_SHAPES = 1024  # for which an operator remembers its kernel
 ARGUMENT_OF = {f32: "float", b8: "bool"}  # of run-time scalars; others are SymInt
 KEPT: dict[str, Any] = {}  # torch forgets what is registered once its Library is collected
 
@@ -75,7 +69,7 @@ def op(
     if name in KEPT:
         raise RequestError(f"{name} is an operator already; give this one another name")
     options = {"target": target, "on": on, "validate": validate, "tuned": tuned}
-    rule = None if backward is None else Gradients(name, chain.graph, backward.graph, gradients)
+    rule = None if backward is None else TorchGradients(name, chain.graph, backward.graph, gradients)
     space, _, own = name.partition("::")
     library = torch.library.Library(space, "FRAGMENT")
     registered(library, space, own, chain, options)
@@ -140,14 +134,7 @@ def no_batches(name: str) -> Callable[..., Any]:
     return refuse
 
 
-# ---------------------------------------------------------------- shapes and kernels
-
-
-def sizes_of(graph: Graph, operands: Sequence[Any]) -> dict[str, Any]:
-    """The size of every dim, from the operands' shapes. Raises ArgumentError where they don't fit."""
-    shaped = {t.name: SimpleNamespace(shape=tuple(o.shape)) for t, o in zip(graph.inputs, operands, strict=True)
-              if t.shape}  # fmt: skip
-    return measure_dims(graph, {}, shaped)  # type: ignore[arg-type]  # of views, only their shapes
+# ---------------------------------------------------------------- shapes
 
 
 def results_of(graph: Graph, operands: Sequence[Any]) -> list[Any]:
@@ -167,87 +154,11 @@ def results_of(graph: Graph, operands: Sequence[Any]) -> list[Any]:
     ]
 
 
-class Kernels:
-    """The kernels of one chain, compiled as row lengths come."""
-
-    def __init__(self, chain: Chain, options: Mapping[str, Any]) -> None:
-        self.chain = chain
-        self.graph = chain.graph
-        self.options = options
-        self.arrays = tuple(place for place, tensor in enumerate(self.graph.inputs) if tensor.shape)
-        self.by_shapes: dict[tuple[Any, ...], Kernel | Program] = {}
-        self.made: list[tuple[Mapping[str, int], Kernel | Program]] = []  # with the sizes that are constants of each
-        self.lock = threading.Lock()
-
-    def of(self, operands: Sequence[Any]) -> Kernel | Program:
-        """The kernel for operands of these shapes."""
-        shapes = tuple([operands[place].shape for place in self.arrays])
-        kernel = self.by_shapes.get(shapes)
-        return self.found(shapes, operands) if kernel is None else kernel
-
-    def found(self, shapes: tuple[Any, ...], operands: Sequence[Any]) -> Kernel | Program:
-        """One that is there or compiled now, by one thread while others wait."""
-        sizes = sizes_of(self.graph, operands)
-        with self.lock:
-            fits = (kernel for fixed, kernel in self.made if all(sizes[name] == fixed[name] for name in fixed))
-            kernel = next(fits, None)
-            if kernel is None:
-                kernel = self.compiled(sizes)
-                self.made.append((fixed_sizes(kernel), kernel))
-                del self.made[:-MOST_KERNELS]
-            if len(self.by_shapes) >= MOST_SHAPES:
-                self.by_shapes.clear()
-            self.by_shapes[shapes] = kernel
-        return kernel
-
-    def compiled(self, sizes: Mapping[str, int]) -> Kernel | Program:
-        """At the row count that the chain declares, since the first call's may be that of a trial run."""
-        rows = {str(size) for size in self.graph.shape[:-1]} - {str(size) for size in self.graph.fixed}
-        kernel = self.at({name: size for name, size in sizes.items() if name not in rows})
-        fixed = fixed_sizes(kernel)
-        return kernel if all(sizes[name] == fixed[name] for name in fixed) else self.at(sizes)
-
-    def at(self, sizes: Mapping[str, int]) -> Kernel | Program:
-        kernel: Kernel | Program = compiled(self.chain.at(**sizes), **self.options)
-        return kernel
-
-
-def fixed_sizes(kernel: Kernel | Program) -> Mapping[str, int]:
-    """The sizes that are constants of a kernel, by the chain's dims."""
-    if isinstance(kernel, Program):
-        return {name: kernel.plan.graph.sizes[name] for name in kernel.plan.fixed}
-    return compiled_sizes(kernel.plan)
-
-
 # ---------------------------------------------------------------- gradients
 
 
-class Gradients:
+class TorchGradients(Gradients):
     """How a chain of gradients is called for an operator: what is saved for it, and what it is given."""
-
-    def __init__(self, name: str, forward: Graph, backward: Graph, gradients: Sequence[str]) -> None:
-        self.name = name
-        self.inputs = [t.name for t in forward.inputs]
-        self.outputs = [t.name for t in forward.outputs]
-        self.numbers = {t.name for t in forward.inputs if not t.shape}
-        self.wanted = [t.name for t in backward.inputs]
-        self.made = [f"d{one}" for one in gradients] or [t.name for t in backward.outputs]
-        if len(self.made) != len(backward.outputs):
-            raise RequestError(
-                f"{name}: gradients names {len(self.made)} operands, and backward has {len(backward.outputs)} outputs"
-            )
-        known = [*self.inputs, *self.outputs, *(f"d{output}" for output in self.outputs)]
-        tensors = [f"d{one}" for one in self.inputs if one not in self.numbers]
-        if wrong := [one for one in self.wanted if one not in known]:
-            raise RequestError(
-                f"{name}: backward's operand {wrong[0]} is nothing that is at hand there\n  call it one of "
-                + ", ".join(known)
-            )
-        if wrong := [one for one in self.made if one not in tensors]:
-            raise RequestError(
-                f"{name}: backward's output {wrong[0]} is the gradient of no operand\n  call its outputs "
-                f"{', '.join(tensors)}, or name their operands, as in gradients=({tensors[0][1:]!r},)"
-            )
 
     def saved(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
