@@ -9,10 +9,11 @@ from fusegen.errors import RequestError
 from fusegen.jax import ffi
 from fusegen.language.graph import Graph, Kind, Node
 from fusegen.language.sizes import Dim, dims_in
+from fusegen.language.views import View
 
 BY_ROW = (Kind.INPUT, Kind.LEAF, Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.GROUP, Kind.SPREAD, Kind.SELECT, Kind.GATHER,
-          Kind.PRODUCT)  # fmt: skip
-COUNTS = ("row_index", "row_low", "row_high", "element_low", "element_high")  # another number in another place
+          Kind.PRODUCT, Kind.TRANSPOSE, Kind.VIEW, Kind.JOIN)  # fmt: skip
+COUNTS = ("row_low", "row_high", "element_low", "element_high")  # over all rows, whatever their axes
 
 
 def batched(arrays: Sequence[Any], axes: Sequence[Any], *, operator: Any, numbers: tuple[int, ...]) -> Any:
@@ -55,19 +56,27 @@ def row_axis(graph: Graph, operands: Sequence[str]) -> Dim:
 
 def mixes(rows: Dim, node: Node) -> str:
     """Why a node may see more than one row, or where its row lies; empty where it does not."""
-    if node.op.name in COUNTS:
-        return f"{node.op.name} counts"
+    if node.op.name in COUNTS or (node.op.name == "row_index" and has(rows, node.shape)):
+        return f"{node.operator} numbers the rows"
     for one in (node, *node.inputs):
         if has(rows, one.shape[1:]):
             return f"{node.operator} has {rows} behind its first axis"
     if not has(rows, node.shape) and not any(has(rows, one.shape) for one in node.inputs):
         return ""
-    if node.op.kind not in BY_ROW:
+    views = (*node.parts, *filter(None, (node.view,)))
+    if node.op.kind not in BY_ROW or not all(keeps(rows, view) for view in views):
         return f"{node.operator} puts rows elsewhere"
     if not has(rows, node.shape) or (node.op.name == "gather" and has(rows, node.inputs[0].shape)):
         return f"{node.operator} takes rows together"
     ranks = {len(one.shape) for one in (node, *node.inputs) if has(rows, one.shape)}
     return f"{node.operator} broadcasts {rows} to another axis" if len(ranks) > 1 else ""
+
+
+def keeps(rows: Dim, view: View) -> bool:
+    """Is the first axis of a view that of its base, as it is?"""
+    along, across = view.steps[0], view.columns[0]
+    rest = all(step == 0 for step in (*along[1:], *across[1:]))
+    return view.base[0] == (rows,) and view.shape[0] == rows and view.offset[0] == 0 and along[0] == 1 and rest
 
 
 def has(rows: Dim, shape: Sequence[Any]) -> bool:
@@ -77,6 +86,6 @@ def has(rows: Dim, shape: Sequence[Any]) -> bool:
 def refused(graph: Graph, why: str) -> RequestError:
     return RequestError(
         f"{graph.name} is no chain for jax.vmap: {why}\n"
-        "  a batch becomes rows, which have to be the first axis and computed one by one; call it by jax.lax.map instead, "
-        "or pass the whole batch to a chain that has an axis for it"
+        "  a batch becomes more rows, so these are to be the first axis, and computed one by one\n"
+        "  call it by jax.lax.map, or pass the whole batch to a chain that has an axis for it"
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from fusegen.language.types import size_of
 from fusegen.runtime import Kernel, Program
+from fusegen.runtime.arguments import Sizes
 from fusegen.runtime.arrays import ArrayView, contiguous_strides
 from fusegen.runtime.calls import Record
 from fusegen.runtime.devices import Device
@@ -60,7 +61,7 @@ def call_of(kernel: Kernel | Program, shapes: Sequence[Shape], values: Sequence[
     arrays = [t for t in graph.inputs if t.shape]
     views = {t.name: view_of(shape, t.dtype, device) for t, shape in zip(arrays, shapes, strict=True)}
     sizes = kernel.check(views)
-    by_name = sizes if isinstance(kernel, Program) else sizes.by_name  # type: ignore[union-attr]
+    by_name = sizes.by_name if isinstance(sizes, Sizes) else sizes
     for tensor in graph.outputs:
         views[tensor.name] = view_of(tuple(size_of(s, by_name) for s in tensor.shape), tensor.dtype, device)
     record = kernel.record(views, device, "fusegen")

@@ -1,8 +1,8 @@
 """Handlers of XLA's foreign calls: the emulator's in Python, and what both handlers are told.
 
 XLA calls a handler with a `CallFrame`: the addresses of operands and results, and attributes, of which ours is the key
-of a call. Its C header, xla/ffi/api/c_api.h, comes with jaxlib and promises that what is there keeps its place while the
-major version is 0; newer versions add at the ends.
+of a call. Its C header, xla/ffi/api/c_api.h, comes with jaxlib and promises that what is there keeps its place while
+the major version is 0; newer versions add at the ends.
 
 The emulator's handler is Python because the emulator is: what it says of a fault, it finds in Python. A call takes the
 lock of the interpreter for microseconds before and after the kernel. On NVIDIA GPUs the handler is C
@@ -12,10 +12,12 @@ lock of the interpreter for microseconds before and after the kernel. On NVIDIA 
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
-from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from fusegen.errors import FusegenError, KernelError, MissingError
@@ -34,7 +36,7 @@ class Extension(Structure):
     """XLA_FFI_Extension_Base."""
 
 
-Extension._fields_ = (("struct_size", c_size_t), ("type", c_int), ("next", POINTER(Extension)))  # type: ignore[misc]
+Extension._fields_ = (("struct_size", c_size_t), ("type", c_int), ("next", POINTER(Extension)))
 
 HEAD = (("struct_size", c_size_t), ("extension", POINTER(Extension)))
 
@@ -112,8 +114,7 @@ CALLS: dict[str, Call] = {}  # the emulator's: what XLA compiled may run as long
 LOCK = threading.Lock()
 
 
-@Handler
-def emulate(frame: Any) -> int | None:
+def emulated(frame: Any) -> int | None:
     """XLA's call on the CPU: the address of an error, or None."""
     given = frame.contents
     try:
@@ -131,15 +132,14 @@ def emulate(frame: Any) -> int | None:
     return None
 
 
+emulate = Handler(emulated)
+
+
 def tell(frame: Any) -> None:
-    """Answer XLA's question for which version of its interface this handler is: the one that is running, where that
-    keeps what is read here."""
-    version = frame.api.contents.version
-    if version.major != MAJOR:
-        raise KernelError(f"this XLA calls by version {version.major}.{version.minor} of its interface, not {MAJOR}.x")
+    """Answer XLA's question for which version of its interface this handler is: that of jaxlib's header."""
     extension = ctypes.cast(frame.extension, POINTER(MetadataExtension)).contents
     told = extension.metadata.contents
-    told.version.major, told.version.minor, told.traits = version.major, version.minor, 0
+    (told.version.major, told.version.minor), told.traits = interface(), 0
 
 
 def key_in(frame: Any) -> str:
@@ -191,11 +191,33 @@ def need_jax() -> Any:
         ) from None
 
 
+def header() -> Path:
+    """jaxlib's c_api.h. Raises MissingError."""
+    found = Path(need_jax().ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
+    if not found.exists():
+        raise MissingError(f"jaxlib is without its header {found}\n  to get it: pip install --force-reinstall jaxlib")
+    return found
+
+
+@cache
+def interface() -> tuple[int, int]:
+    """The version of XLA's interface. Raises MissingError for one that may have what is read here in other places."""
+    text = header().read_text(encoding="utf-8")
+    major, minor = (int(re.findall(rf"define XLA_FFI_API_{name} (\d+)", text)[0]) for name in ("MAJOR", "MINOR"))
+    if major != MAJOR:
+        raise MissingError(
+            f"this jaxlib calls by version {major}.{minor} of XLA's interface, and fusegen.jax knows {MAJOR}.x\n"
+            "  install an earlier jax, or a later fusegen"
+        )
+    return major, minor
+
+
 @cache
 def registered(platform: str) -> Any:
     """Tell XLA the handler of a platform, "cpu" or "cuda", once; gives what a call is `added` by there. Raises
     MissingError."""
     jax = need_jax()
+    interface()
     if platform == "cuda":
         from fusegen.jax import native
 

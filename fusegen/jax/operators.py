@@ -10,13 +10,14 @@ from __future__ import annotations
 import inspect
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
 from fusegen.errors import ArgumentError, RequestError
 from fusegen.jax import batches, ffi
 from fusegen.jax.calls import Call, call_of
-from fusegen.language.graph import Graph, Tensor
+from fusegen.language.graph import Tensor
 from fusegen.language.spec import Chain
 from fusegen.language.types import DType, f32, size_of
 from fusegen.operators import Gradients, Kernels, sizes_of
@@ -48,7 +49,8 @@ def op(
 
     `backward`: the chain of its gradients. Its operands go by their names: the chain's own operands, its outputs (one
     output alone is `out`), and `d<output>`, the gradient of one. `gradients` names the operands whose gradients its
-    outputs are, in their order; outputs that are called `d<operand>` need no such list. Without it, jax.grad is refused.
+    outputs are, in their order; outputs that are called `d<operand>` need no such list. Without it, gradients are
+    refused.
 
     Raises RequestError for what is no chain, and where backward's names don't fit; MissingError without jax.
     """
@@ -149,8 +151,10 @@ class Operator:
         values = [number_of(t.dtype, one) for t, one in zip(self.numbers, numbers, strict=True)]
         devices = [kernel.device]
         if platform != "cpu":
-            devices = [kernel.device.at(one.local_hardware_id) for one in ffi.need_jax().local_devices(backend=platform)]
-        return [call_of(kernel, shapes, values, device) for device in devices]
+            here = ffi.need_jax().local_devices(backend=platform)
+            devices = [kernel.device.at(one.local_hardware_id) for one in here]
+        made = [call_of(kernel, shapes, values, device) for device in devices]
+        return [replace(call, key=made[0].key) for call in made]  # XLA's program is one for all of them
 
 
 class Shaped:
