@@ -124,8 +124,9 @@ def snippets() -> Iterator[object]:
 @needs_compiler
 @pytest.mark.parametrize("code", list(snippets()))
 def test_python_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "import torch" in code:
-        pytest.importorskip("torch")
+    for library in ("torch", "jax"):
+        if f"import {library}\n" in code:
+            pytest.importorskip(library)
     file = tmp_path / "snippet.py"
     file.write_text(code)
     monkeypatch.chdir(tmp_path)

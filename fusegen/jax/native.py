@@ -121,7 +121,8 @@ def built() -> Any:
     command = (*compiler(), *FLAGS)
     text = hashlib.sha256(SOURCE.read_bytes() + header.read_bytes()).hexdigest()
     key = LibraryKey("xla_handler", ABI, text, shlex.join(command))
-    return kept(key, lambda: [*command, f"-I{header.parents[3]}", str(SOURCE)], ".so", lambda path: ctypes.CDLL(str(path)))
+    whole = [*command, f"-I{header.parents[3]}", str(SOURCE)]
+    return kept(key, lambda: whole, ".so", lambda path: ctypes.CDLL(str(path)))
 
 
 # ---------------------------------------------------------------- the table

@@ -15,7 +15,7 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from fusegen.errors import ArgumentError, RequestError
-from fusegen.jax import batches, ffi
+from fusegen.jax import batches, ffi, handlers
 from fusegen.jax.calls import Call, call_of
 from fusegen.language.graph import Tensor
 from fusegen.language.spec import Chain
@@ -229,7 +229,7 @@ def lowered(platform: str, context: Any, *values: Any, operator: Operator, numbe
     from jax.interpreters import mlir
 
     shapes = [tuple(aval.shape) for aval in context.avals_in]
-    add = ffi.registered(platform)
+    add = handlers.registered(platform)
     calls = operator.calls(platform, numbers, shapes)
     for call in calls:
         add(call)

@@ -14,12 +14,13 @@ from fusegen import bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.errors import FusegenError
 from fusegen.language.types import f32 as float32
+from fusegen.runtime import called
 from fusegen.runtime.emulated import VALUES
 from fusegen.runtime.program import StepLaunch
 from tests.tools import needs_compiler
 
 jax: Any = pytest.importorskip("jax", reason="jax is missing: pip install 'fusegen[jax]'")
-from fusegen.jax import ffi, native, op, operators  # noqa: E402
+from fusegen.jax import calls, ffi, handlers, native, op  # noqa: E402
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated_only")]
 
@@ -153,9 +154,10 @@ def passing_on(compiled: Any) -> Any:
     """What XLA calls on the CPU: the handler in C, with a stream that the CPU has not."""
     to_c = ffi.Handler(("fusegen_call", compiled))
 
-    @StreamGet
-    def stream_get(asked: int) -> None:
+    def on_no_gpu(asked: int) -> None:
         ctypes.cast(asked, POINTER(StreamAsked)).contents.stream = STREAM
+
+    stream_get = StreamGet(on_no_gpu)
 
     def call(frame: Any) -> int | None:
         given = ffi.CallFrame.from_buffer_copy(frame.contents)
@@ -167,9 +169,7 @@ def passing_on(compiled: Any) -> Any:
         return found
 
     handler = ffi.Handler(call)
-    jax.ffi.register_ffi_target(
-        "fusegen_c", jax.ffi.pycapsule(ctypes.cast(handler, c_void_p).value), platform="cpu"
-    )
+    jax.ffi.register_ffi_target("fusegen_c", jax.ffi.pycapsule(ctypes.cast(handler, c_void_p).value), platform="cpu")
     return handler, stream_get  # kept alive
 
 
@@ -185,7 +185,7 @@ def driver(compiled: Any, passing_on: Any, monkeypatch: pytest.MonkeyPatch) -> I
         library.add(call)
 
     monkeypatch.setattr(ffi, "TARGET", "fusegen_c")
-    monkeypatch.setattr(ffi, "registered", lambda platform: add)
+    monkeypatch.setattr(handlers, "registered", lambda platform: add)
     yield made
     assert not made.stack
     KEPT.append((made, library))  # XLA's programs may outlive a test
@@ -217,7 +217,7 @@ def test_tensor_maps_are_made_for_xlas_addresses(driver: Driver) -> None:
     x, w = (numpy.asarray(rng.standard_normal((128, 64)), numpy.bfloat16) for _ in range(2))
     multiply = op(product, target="cuda:h200", validate=False)
     found = jax.jit(multiply)(x, w)
-    np.testing.assert_allclose(found, np.float32(x) @ np.float32(w).T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found, np.asarray(x, np.float32) @ np.asarray(w, np.float32).T, rtol=1e-5, atol=1e-5)
     assert driver.encoded, "no launch had a tensor map"
 
 
@@ -236,7 +236,9 @@ def test_no_rows_are_no_launch(driver: Driver) -> None:
 @pytest.mark.parametrize(("status", "said"), [(NO_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"), (999, "no name for")])
 def test_what_the_driver_refuses_is_xlas_error(driver: Driver, status: int, said: str) -> None:
     driver.refuses = status
-    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"scaled: the launch failed: CUDA says .*{said}.*\({status}\)"):
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=rf"scaled: the launch failed: CUDA says .*{said}.*\({status}\)"
+    ):
         jax.jit(lambda x: op(scaled)(x, 2.0, 1))(np.ones((5, 32), np.float32)).block_until_ready()
 
 
@@ -254,8 +256,8 @@ def test_calls_with_other_arrays_are_refused(driver: Driver) -> None:
     lowered = jax.jit(lambda x: scale(x, 2.0, 1)).lower(np.ones((5, 32), np.float32)).as_text()
     key = lowered.partition('call = "')[2][:32]
     shape = jax.ShapeDtypeStruct((5, 32), np.float32)
+    call = jax.ffi.ffi_call(ffi.TARGET, shape)
     with pytest.raises(jax.errors.JaxRuntimeError, match="scaled takes 1 operands and 2 arrays, and XLA has 2 and 3"):
-        call = jax.ffi.ffi_call(ffi.TARGET, shape)
         jax.jit(lambda x: call(x, x + 1, call=key))(np.ones((5, 32), np.float32)).block_until_ready()
 
 
@@ -271,6 +273,6 @@ def test_what_c_and_python_both_say_is_the_same() -> None:
     text = native.SOURCE.read_text()
     for name in ("MOST_ARGUMENTS", "MOST_MAPS", "MOST_ARRAYS"):
         assert f"{name} = {getattr(native, name)}," in text
-    assert f"KEY = {native.KEY_DIGITS}," in text
-    assert f"WIDEST = {ffi.WIDEST}," in text
+    assert f"KEY = {calls.KEY_DIGITS}," in text
+    assert f"WIDEST = {called.WIDEST}," in text
     assert f'memcmp(name->ptr, "{ffi.ATTRIBUTE}", {len(ffi.ATTRIBUTE)})' in text

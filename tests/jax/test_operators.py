@@ -15,10 +15,11 @@ from fusegen import b8, bf16, chain, dims, f8e4m3, f32, i32
 from fusegen import ops as F
 from fusegen.errors import ArgumentError, KernelError, RequestError
 from fusegen.language.spec import Chain
+from fusegen.runtime import called
 from tests.tools import needs_compiler, untyped
 
 jax: Any = pytest.importorskip("jax", reason="jax is missing: pip install 'fusegen[jax]'")
-from fusegen.jax import ffi, op  # noqa: E402
+from fusegen.jax import emulated, op  # noqa: E402
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated_only")]
 
@@ -93,8 +94,7 @@ def test_an_operator_computes_what_its_chain_does_for_any_row_length(normed: Any
 def test_it_is_part_of_what_xla_compiles(normed: Any) -> None:
     x, gain = some(6, 32), some(32)
 
-    @jax.jit
-    def several(x: Any) -> Any:
+    def chained(x: Any) -> Any:
         doubled, _ = jax.lax.scan(lambda x, _: (normed(2 * x, gain, 1e-5), None), x, length=3)
         return jax.lax.cond(x[0, 0] > 0, lambda x: normed(x, gain, 1e-5) + 1, lambda x: x, doubled)
 
@@ -103,6 +103,7 @@ def test_it_is_part_of_what_xla_compiles(normed: Any) -> None:
             x = by_jax(2 * x, gain)
         return x
 
+    several = jax.jit(chained)
     close(several(abs(x)), by_jax(wanted(abs(x)), gain) + 1)
     close(several(-abs(x)), wanted(-abs(x)))
     with jax.disable_jit():
@@ -186,8 +187,7 @@ def test_an_output_that_nothing_was_made_of_has_a_gradient_of_zeros() -> None:
     @chain(M=16, N=32)
     def both_backward(x: f32[M, N], ddouble: f32[M, N], dsquare: f32[M, N]) -> f32[M, N]:
         """Of both."""
-        dx = 2 * ddouble + 2 * x * dsquare
-        return dx
+        return 2 * ddouble + 2 * x * dsquare
 
     x, two = some(3, 32), op(both, both_backward, gradients=("x",))
     close(jax.grad(lambda x: two(x)[0].sum())(x), numpy.full_like(x, 2))
@@ -353,13 +353,13 @@ def test_a_fault_of_a_kernel_is_xlas_error(normed: Any, monkeypatch: pytest.Monk
         name, operands, arrays = "rms", 2, 3
 
         def run(self, bases: Any, stream: int) -> None:
-            assert all(base % ffi.WIDEST == 0 for base in bases)
+            assert all(base % called.WIDEST == 0 for base in bases)
             raise KernelError("rms.cu:7: race: two threads write here")
 
-    monkeypatch.setitem(ffi.CALLS, key, untyped(Faulty()))
+    monkeypatch.setitem(emulated.CALLS, key, untyped(Faulty()))
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"rms\.cu:7: race"):
         compiled(some(7, 32)).block_until_ready()
-    monkeypatch.delitem(ffi.CALLS, key)
+    monkeypatch.delitem(emulated.CALLS, key)
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"knows no call {key}"):
         compiled(some(7, 32)).block_until_ready()
 
@@ -375,7 +375,8 @@ def normed_in_another_process() -> str:
     """What lowering gives, and the first number."""
     x, gain = some(6, 32), some(32)
     lowered = jax.jit(lambda x: op(rms)(x, gain, 1e-5)).lower(x)
-    return lowered.as_text().partition('call = "')[2][:32] + f" {float(lowered.compile()(x)[0, 0]):.5f}"
+    key: str = lowered.as_text().partition('call = "')[2][:32]
+    return f"{key} {float(lowered.compile()(x)[0, 0]):.5f}"
 
 
 def test_calls_have_the_same_key_in_another_process() -> None:
@@ -385,6 +386,21 @@ def test_calls_have_the_same_key_in_another_process() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, cwd=ROOT, check=True
     )
     assert done.stdout.split() == normed_in_another_process().split()
+
+
+@pytest.mark.gpu
+def test_on_an_nvidia_gpu(normed: Any) -> None:
+    try:
+        gpus = jax.devices("cuda")
+    except RuntimeError:
+        pytest.skip("jax sees no NVIDIA GPU")
+    step = jax.jit(jax.grad(lambda x, gain: (normed(x, gain, 1e-5) * x).sum(), (0, 1)))
+    wanted = jax.grad(lambda x, gain: (by_jax(x, gain) * x).sum(), (0, 1))
+    for gpu in gpus:
+        for rows in (33, 4097):
+            x, gain = jax.device_put((some(rows, 32), some(32)), gpu)
+            for _ in range(3):  # as launches, and from a graph of CUDA's
+                close(step(x, gain), wanted(x, gain), rtol=1e-3)
 
 
 def test_without_jax_an_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
