@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from functools import cache
 from typing import Any
 
 from fusegen.jax import emulated, ffi
 
+LOCK = threading.Lock()
+
+
+def registered(platform: str) -> Any:
+    """What makes a call known to the handler of a platform, "cpu" or "cuda", which XLA is told of first. Raises
+    MissingError, and CompileError of the handler in C."""
+    with LOCK:  # XLA takes one handler under a name
+        return told(platform)
+
 
 @cache
-def registered(platform: str) -> Any:
-    """Tell XLA the handler of a platform, "cpu" or "cuda", once; gives what a call is `added` by there. Raises
-    MissingError."""
+def told(platform: str) -> Any:
     jax = ffi.need_jax()
     ffi.interface()
     if platform == "cuda":

@@ -81,7 +81,7 @@ def op(
 
     def call(*operands: Any, **named: Any) -> Any:
         numbers, arrays = forward.split(operands, named)
-        found = differentiable(numbers, *arrays)
+        found = differentiable(numbers, *alike(arrays))
         return found[0] if len(found) == 1 else tuple(found)
 
     call.__name__ = call.__qualname__ = chain.name
@@ -218,8 +218,35 @@ def jitted(operator: Operator, numbers: tuple[int, ...]) -> Any:
 
 
 def traced(*arrays: Any, operator: Operator, numbers: tuple[int, ...]) -> list[Any]:
-    shaped = ffi.need_jax().core.ShapedArray
-    return [shaped(shape, dtype) for shape, dtype in operator.results(arrays)]
+    jax, found = ffi.need_jax(), operator.results(arrays)
+    if not any(map(varies_over, arrays)):
+        return [jax.core.ShapedArray(shape, dtype) for shape, dtype in found]
+    # they vary as the operands do, which each version of JAX has words of its own for
+    mesh, whole = arrays[0].sharding.mesh, jax.sharding.PartitionSpec
+    kinds = [jax.sharding.NamedSharding(mesh, whole(*(None for _ in shape))) for shape, _ in found]
+    return [
+        arrays[0].update(shape=shape, dtype=dtype, weak_type=False, sharding=kind)
+        for (shape, dtype), kind in zip(found, kinds, strict=True)
+    ]
+
+
+def varies_over(aval: Any) -> frozenset[str]:
+    """Of jax.shard_map: the axes of devices over which an array has other contents."""
+    kind = getattr(aval, "manual_axis_type", None)  # from JAX 0.10 on
+    return frozenset(aval.vma if kind is None else kind.varying)
+
+
+def alike(arrays: Sequence[Array]) -> Sequence[Array]:
+    """The arrays, each said to have other contents wherever one of them has: so their gradients are added up over
+    devices."""
+    jax = ffi.need_jax()
+    own = [varies_over(jax.typeof(array)) for array in arrays]
+    axes = frozenset().union(*own)
+    if not axes:
+        return arrays
+    missing = [tuple(sorted(axes - had)) for had in own]
+    cast = partial(jax.lax.pcast, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary  # as earlier ones say
+    return [cast(array, names) if names else array for array, names in zip(arrays, missing, strict=True)]
 
 
 def lowered(platform: str, context: Any, *values: Any, operator: Operator, numbers: tuple[int, ...]) -> Any:
@@ -270,7 +297,7 @@ class JaxGradients(Gradients):
         return outputs, {name: values[name] for name in self.wanted if name in values}
 
     def computed(self, numbers: tuple[int, ...], kept: Mapping[str, Array], gradients: Sequence[Any]) -> Any:
-        """The gradient of each operand that is an array; None for those that have none."""
+        """The gradient of each operand that is an array, in its type; None for those that have none."""
         jax = ffi.need_jax()
         zeros = jax.custom_derivatives.SymbolicZero
         values: dict[str, Any] = dict(kept)
@@ -281,4 +308,6 @@ class JaxGradients(Gradients):
         own = tuple(scalars[t.name] for t in self.backward.numbers)
         made = self.backward.bind(own, [values[t.name] for t in self.backward.arrays])
         by_name = dict(zip(self.made, made, strict=True))
-        return tuple(by_name.get(f"d{name}") for name in self.arrays)
+        types = [t.dtype.numpy for t in self.forward.arrays]
+        found = [by_name.get(f"d{name}") for name in self.arrays]
+        return tuple(None if one is None else one.astype(dtype) for one, dtype in zip(found, types, strict=True))

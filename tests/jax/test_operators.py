@@ -364,14 +364,33 @@ def test_a_fault_of_a_kernel_is_xlas_error(normed: Any, monkeypatch: pytest.Monk
         compiled(some(7, 32)).block_until_ready()
 
 
-PROGRAM = """
-import sys, jax, numpy as np
-from tests.jax.test_operators import normed_in_another_process
-print(normed_in_another_process())
-"""
+def test_gradients_are_in_their_operands_types() -> None:
+    @chain(M=16, N=32)
+    def gained(x: bf16[M, N], gain: bf16[N]) -> bf16[M, N]:
+        """Rows by a gain."""
+        return x * gain
+
+    @chain(M=16, N=32)
+    def gained_backward(x: bf16[M, N], dout: bf16[M, N]) -> f32[N]:
+        """Summed in f32."""
+        return F.sum(x * dout, over=M)[0]
+
+    x, gain = some(6, 32).astype(numpy.bfloat16), numpy.ones(32, numpy.bfloat16)
+    found = jax.grad(lambda gain: op(gained, gained_backward, gradients=("gain",))(x, gain).sum())(gain)
+    assert found.dtype == numpy.bfloat16
+    close(found.astype(np.float32), x.astype(np.float32).sum(0), rtol=1e-2)
 
 
-def normed_in_another_process() -> str:
+def in_another_process(function: Any, **environment: str) -> str:
+    """What a function of this file returns there."""
+    code = f"from {__name__} import {function.__name__}; print({function.__name__}())"
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "JAX_PLATFORMS": "cpu", **environment}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=found, cwd=ROOT)
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
+
+
+def normed_by_key() -> str:
     """What lowering gives, and the first number."""
     x, gain = some(6, 32), some(32)
     lowered = jax.jit(lambda x: op(rms)(x, gain, 1e-5)).lower(x)
@@ -381,11 +400,28 @@ def normed_in_another_process() -> str:
 
 def test_calls_have_the_same_key_in_another_process() -> None:
     """So that what JAX's compilation cache keeps is found there."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, cwd=ROOT, check=True
-    )
-    assert done.stdout.split() == normed_in_another_process().split()
+    assert in_another_process(normed_by_key) == normed_by_key()
+
+
+def normed_on_two_devices() -> str:
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("d",))
+    own, every = jax.sharding.PartitionSpec("d"), jax.sharding.PartitionSpec()
+    norm, gain = op(rms, rms_backward), some(32)
+    x = jax.device_put(some(6, 32), jax.sharding.NamedSharding(mesh, own))
+    close(jax.jit(lambda x: norm(x, gain, 1e-5))(x), by_jax(x, gain))
+    each = jax.jit(jax.shard_map(lambda x, gain: norm(x, gain, 1e-5), mesh=mesh, in_specs=(own, every), out_specs=own))
+    found = each(x, gain)
+    close(found, by_jax(x, gain))
+    ours, jaxs = (jax.grad(lambda x, gain, f=f: (f(x, gain) ** 2).sum(), (0, 1))(x, gain) for f in (each, by_jax))
+    close(ours, jaxs, rtol=1e-4)
+    return f"{len(jax.devices())} devices, {found.sharding.spec}"
+
+
+def test_each_device_computes_its_own_rows_under_shard_map() -> None:
+    flags = "--xla_force_host_platform_device_count=2"
+    said = in_another_process(normed_on_two_devices, XLA_FLAGS=flags)
+    assert said.startswith("2 devices")
+    assert "'d'" in said
 
 
 @pytest.mark.gpu
