@@ -1,5 +1,6 @@
 """The handler on the CPU, where kernels run in the emulator. It is Python because the emulator is: what that says of a
-fault, it finds in Python. A call takes the interpreter's lock for microseconds before the kernel and behind it.
+fault, it finds in Python. XLA's threads come through `handler.c`, and take the interpreter's lock for microseconds
+before a kernel and behind it.
 """
 
 from __future__ import annotations
@@ -11,18 +12,7 @@ from typing import Any
 
 from fusegen.errors import FusegenError, KernelError
 from fusegen.jax.calls import Call
-from fusegen.jax.ffi import (
-    ATTRIBUTE,
-    INTERNAL,
-    METADATA,
-    STRING,
-    TARGET,
-    Handler,
-    MetadataExtension,
-    NewError,
-    Text,
-    interface,
-)
+from fusegen.jax.ffi import ATTRIBUTE, INTERNAL, STRING, TARGET, Handler, NewError, Text
 from fusegen.runtime.called import WIDEST
 
 CALLS: dict[str, Call] = {}  # the emulator's: what XLA compiled may run as long as the process does
@@ -33,13 +23,10 @@ def emulated(frame: Any) -> int | None:
     """XLA's call on the CPU: the address of an error, or None."""
     given = frame.contents
     try:
-        if given.extension and given.extension.contents.type == METADATA:
-            tell(given)
-        else:
-            found = CALLS.get(key := key_in(given))
-            if found is None:
-                raise KernelError(unknown(key))
-            found.run(addresses(given, found), 0)
+        found = CALLS.get(key := key_in(given))
+        if found is None:
+            raise KernelError(unknown(key))
+        found.run(addresses(given, found), 0)
     except FusegenError as error:
         return failure(given, str(error))
     except Exception as error:  # an exception would end here unseen, and XLA go on with arrays that nobody wrote
@@ -48,13 +35,6 @@ def emulated(frame: Any) -> int | None:
 
 
 emulate = Handler(emulated)
-
-
-def tell(frame: Any) -> None:
-    """Answer XLA's question for which version of its interface this handler is: that of jaxlib's header."""
-    extension = ctypes.cast(frame.extension, POINTER(MetadataExtension)).contents
-    told = extension.metadata.contents
-    (told.version.major, told.version.minor), told.traits = interface(), 0
 
 
 def add(call: Call) -> None:

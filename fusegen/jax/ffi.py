@@ -8,9 +8,7 @@ newer versions add at the ends.
 from __future__ import annotations
 
 import ctypes
-import re
-from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
-from functools import cache
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,8 @@ from fusegen.errors import MissingError
 
 TARGET = "fusegen"  # the name that handlers are registered under
 ATTRIBUTE = "call"
-METADATA = 1  # XLA_FFI_Extension_Metadata
 STRING = 4  # XLA_FFI_AttrType_STRING
 INTERNAL = 13  # XLA_FFI_Error_Code_INTERNAL
-MAJOR = 0  # XLA_FFI_API_MAJOR
 
 
 def need_jax() -> Any:
@@ -41,19 +37,6 @@ def header() -> Path:
     if not found.exists():
         raise MissingError(f"jaxlib is without its header {found}\n  to get it: pip install --force-reinstall jaxlib")
     return found
-
-
-@cache
-def interface() -> tuple[int, int]:
-    """The version of XLA's interface. Raises MissingError for one that may have what is read here in other places."""
-    text = header().read_text(encoding="utf-8")
-    major, minor = (int(re.findall(rf"define XLA_FFI_API_{name} (\d+)", text)[0]) for name in ("MAJOR", "MINOR"))
-    if major != MAJOR:
-        raise MissingError(
-            f"this jaxlib calls by version {major}.{minor} of XLA's interface, and fusegen.jax knows {MAJOR}.x\n"
-            "  install an earlier jax, or a later fusegen"
-        )
-    return major, minor
 
 
 # ---------------------------------------------------------------- structures
@@ -121,18 +104,6 @@ class CallFrame(Structure):
 
     _fields_ = (*HEAD, ("api", POINTER(Api)), ("context", c_void_p), ("stage", c_int), ("operands", Arrays),
                 ("results", Arrays), ("attributes", Attributes), ("future", c_void_p))  # fmt: skip
-
-
-class Metadata(Structure):
-    """XLA_FFI_Metadata, as far as every version has it."""
-
-    _fields_ = (("struct_size", c_size_t), ("version", Version), ("traits", c_uint32))
-
-
-class MetadataExtension(Structure):
-    """XLA_FFI_Metadata_Extension."""
-
-    _fields_ = (("base", Extension), ("metadata", POINTER(Metadata)))
 
 
 Handler = ctypes.CFUNCTYPE(c_void_p, POINTER(CallFrame))

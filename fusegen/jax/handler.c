@@ -1,9 +1,12 @@
-// XLA's foreign call on NVIDIA GPUs: fusegen/jax/native.py compiles this against jaxlib's header and fills its table.
+// XLA's foreign calls, on NVIDIA GPUs and on the CPU: fusegen/jax/native.py compiles this against jaxlib's header.
 //
-// The handler finds the call by its key and the stream's context, puts XLA's addresses among the arguments, encodes the
+// On GPUs, fusegen_call finds the call by its key and the stream's context, puts XLA's addresses among the arguments, encodes the
 // tensor maps, and launches on XLA's stream. It allocates nothing, waits for nothing and reads no array: the launches
 // depend on nothing but the call's shapes and addresses, so that XLA may record them in a graph of CUDA's
 // (COMMAND_BUFFER_COMPATIBLE). The driver's functions come from outside, so that no header of CUDA's is needed.
+//
+// On the CPU, fusegen_emulate hands the call to Python, where the emulator is. XLA's threads may come when Python is
+// ending, and would never come back from it: from fusegen_close on they are turned away here.
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -11,6 +14,10 @@
 #include <string.h>
 
 #include "xla/ffi/api/c_api.h"
+
+#if XLA_FFI_API_MAJOR != 0
+#error "fusegen.jax knows version 0 of XLA's interface; install an earlier jax, or a later fusegen"
+#endif
 
 enum {
     KEY = 32,             // digits
@@ -176,23 +183,29 @@ static XLA_FFI_Error *run(const XLA_FFI_CallFrame *frame, const Call *call, void
     return NULL;
 }
 
+// Whether XLA asks what the handler is, which is then told.
+static int asked(const XLA_FFI_CallFrame *frame, XLA_FFI_Handler_Traits traits) {
+    if (!frame->extension_start || frame->extension_start->type != XLA_FFI_Extension_Metadata)
+        return 0;
+    XLA_FFI_Metadata *told = ((XLA_FFI_Metadata_Extension *)frame->extension_start)->metadata;
+    told->api_version.major_version = XLA_FFI_API_MAJOR;
+    told->api_version.minor_version = XLA_FFI_API_MINOR;
+    told->traits = traits;
+    return 1;
+}
+
 SHARED XLA_FFI_Error *fusegen_call(XLA_FFI_CallFrame *frame) {
-    if (frame->extension_start && frame->extension_start->type == XLA_FFI_Extension_Metadata) {
-        XLA_FFI_Metadata *told = ((XLA_FFI_Metadata_Extension *)frame->extension_start)->metadata;
-        told->api_version.major_version = XLA_FFI_API_MAJOR;
-        told->api_version.minor_version = XLA_FFI_API_MINOR;
-        told->traits = XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE;
+    if (asked(frame, XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE))
         return NULL;
-    }
     const char *key = key_in(&frame->attrs);
     if (!key)
         return failure(frame, "a custom call to fusegen has no attribute 'call' of ours: another version made it");
-    XLA_FFI_Stream_Get_Args asked = {.struct_size = XLA_FFI_Stream_Get_Args_STRUCT_SIZE, .ctx = frame->ctx};
-    XLA_FFI_Error *error = frame->api->XLA_FFI_Stream_Get(&asked);
+    XLA_FFI_Stream_Get_Args on = {.struct_size = XLA_FFI_Stream_Get_Args_STRUCT_SIZE, .ctx = frame->ctx};
+    XLA_FFI_Error *error = frame->api->XLA_FFI_Stream_Get(&on);
     if (error)
         return error;
     void *context = NULL, *before = NULL;
-    int status = driver.context_of(asked.stream, &context);
+    int status = driver.context_of(on.stream, &context);
     if (status)
         return refused(frame, "fusegen", "asking for the stream's context", status);
     const Call *call = found(key, context);
@@ -207,9 +220,31 @@ SHARED XLA_FFI_Error *fusegen_call(XLA_FFI_CallFrame *frame) {
     if (driver.current(&before) || before != context) { // of a thread that XLA has not readied for this GPU
         if ((status = driver.push(context)))
             return refused(frame, call->name, "making its GPU current", status);
-        error = run(frame, call, asked.stream);
+        error = run(frame, call, on.stream);
         driver.pop(&before);
         return error;
     }
-    return run(frame, call, asked.stream);
+    return run(frame, call, on.stream);
+}
+
+// ---------------------------------------------------------------- on the CPU
+
+static XLA_FFI_Error *(*python)(XLA_FFI_CallFrame *frame);
+static atomic_int running, closed;
+
+SHARED void fusegen_python(XLA_FFI_Error *(*function)(XLA_FFI_CallFrame *frame)) { python = function; }
+
+// From now on no call begins; how many still run.
+SHARED int fusegen_close(void) {
+    atomic_store(&closed, 1);
+    return atomic_load(&running);
+}
+
+SHARED XLA_FFI_Error *fusegen_emulate(XLA_FFI_CallFrame *frame) {
+    if (asked(frame, 0))
+        return NULL;
+    atomic_fetch_add(&running, 1); // before the question, so that whoever closes sees who got in
+    XLA_FFI_Error *error = atomic_load(&closed) ? failure(frame, "Python is ending") : python(frame);
+    atomic_fetch_sub(&running, 1);
+    return error;
 }

@@ -1,8 +1,8 @@
-"""The handler on NVIDIA GPUs (`handler.c`): compiled once for each machine and jaxlib, then cached; and its table.
+"""The handlers in C (`handler.c`), compiled once for each machine and jaxlib, then cached; the table of that on GPUs.
 
-It is C, since XLA calls it for every launch that no graph of CUDA's repeats, from threads of its own: it takes neither
-the time nor the lock of Python. It is compiled as the C of shortcuts is (`fusegen.runtime.native`), against the header
-that comes with jaxlib, and told where the driver's functions are.
+XLA calls them from threads of its own. On NVIDIA GPUs, for every launch that no graph of CUDA's repeats, which takes
+neither the time nor the lock of Python. They are compiled as the C of shortcuts is (`fusegen.runtime.native`), against
+the header that comes with jaxlib, and told where the driver's functions are.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Library:
     ) -> None:
         self.loaded = loaded
         self.function, self.context = function, context
-        self.handler = ctypes.cast(loaded.fusegen_call, c_void_p).value
+        self.handler = address(loaded.fusegen_call)
         self.added: dict[tuple[str, int], tuple[Call, Entry]] = {}  # which the table points to, for good
         self.lock = threading.Lock()
         loaded.fusegen_driver.argtypes, loaded.fusegen_driver.restype = [c_void_p], None
@@ -103,10 +103,15 @@ def library() -> Library:
     loaded = built()
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
-        addresses = [ctypes.cast(getattr(cuda, name), c_void_p).value or 0 for name in NEEDS]
+        addresses = [address(getattr(cuda, name)) for name in NEEDS]
     except (OSError, AttributeError) as error:
         raise MissingError(f"NVIDIA's driver is missing here, or too old for fusegen.jax: {error}") from None
     return Library(loaded, addresses, lambda kernel: int(kernel.function), context_of)
+
+
+def address(function: Any) -> int:
+    """Of a function in C."""
+    return ctypes.cast(function, c_void_p).value or 0
 
 
 def context_of(device: Device) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_uint32, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated_only")]
 M, N, K = dims("M N K")
 STREAM, CONTEXT, OTHER = 0x5EA0, 0xC070, 0xC071
 NO_MEMORY = 2
+METADATA = 1  # XLA_FFI_Extension_Metadata
 numpy: Any = jax.numpy
 
 Status = CFUNCTYPE(c_int, c_void_p)
@@ -35,6 +36,18 @@ Started = CFUNCTYPE(c_int, c_void_p, *[c_uint32] * 7, c_void_p, POINTER(c_void_p
 Encoded = CFUNCTYPE(c_int, POINTER(c_uint64), c_int, c_uint32, c_void_p, POINTER(c_uint64), POINTER(c_uint64),
                     POINTER(c_uint32), POINTER(c_uint32), c_int, c_int, c_int, c_int)  # fmt: skip
 StreamGet = CFUNCTYPE(c_void_p, c_void_p)
+
+
+class Metadata(ctypes.Structure):
+    """XLA_FFI_Metadata, as far as every version has it."""
+
+    _fields_ = (("struct_size", c_size_t), ("version", ffi.Version), ("traits", c_uint32))
+
+
+class MetadataExtension(ctypes.Structure):
+    """XLA_FFI_Metadata_Extension."""
+
+    _fields_ = (("base", ffi.Extension), ("metadata", POINTER(Metadata)))
 
 
 class StreamAsked(ctypes.Structure):
@@ -261,12 +274,14 @@ def test_calls_with_other_arrays_are_refused(driver: Driver) -> None:
         jax.jit(lambda x: call(x, x + 1, call=key))(np.ones((5, 32), np.float32)).block_until_ready()
 
 
-def test_xla_is_told_that_calls_may_be_recorded(compiled: Any) -> None:
-    told = ffi.Metadata(ctypes.sizeof(ffi.Metadata))
-    asked = ffi.MetadataExtension(ffi.Extension(ctypes.sizeof(ffi.Extension), ffi.METADATA, None), ctypes.pointer(told))
+@pytest.mark.parametrize(("name", "traits"), [("fusegen_call", 1), ("fusegen_emulate", 0)])
+def test_xla_is_told_whether_calls_may_be_recorded(compiled: Any, name: str, traits: int) -> None:
+    told = Metadata(ctypes.sizeof(Metadata))
+    asked = MetadataExtension(ffi.Extension(ctypes.sizeof(ffi.Extension), METADATA, None), ctypes.pointer(told))
     frame = ffi.CallFrame(ctypes.sizeof(ffi.CallFrame), ctypes.cast(ctypes.pointer(asked), POINTER(ffi.Extension)))
-    assert not ffi.Handler(("fusegen_call", compiled))(ctypes.byref(frame))
-    assert (told.version.major, told.traits) == (ffi.MAJOR, 1)
+    assert not ffi.Handler((name, compiled))(ctypes.byref(frame))
+    assert (told.version.major, told.traits) == (0, traits)
+    assert told.version.minor > 0
 
 
 def test_what_c_and_python_both_say_is_the_same() -> None:

@@ -385,7 +385,9 @@ def in_another_process(function: Any, **environment: str) -> str:
     """What a function of this file returns there."""
     code = f"from {__name__} import {function.__name__}; print({function.__name__}())"
     found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "JAX_PLATFORMS": "cpu", **environment}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=found, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=found, cwd=ROOT, timeout=120
+    )
     assert not done.returncode, done.stderr
     return done.stdout.strip()
 
@@ -401,6 +403,18 @@ def normed_by_key() -> str:
 def test_calls_have_the_same_key_in_another_process() -> None:
     """So that what JAX's compilation cache keeps is found there."""
     assert in_another_process(normed_by_key) == normed_by_key()
+
+
+def left_while_it_computes() -> str:
+    norm, x, gain = jax.jit(op(rms), static_argnames="eps"), some(512, 512), some(512)
+    norm(x, gain, 1e-5).block_until_ready()
+    for _ in range(6):  # each some tenth of a second, of which none is waited for
+        x = norm(x, gain, 1e-5)
+    return "left"
+
+
+def test_a_process_ends_though_xla_has_more_to_compute() -> None:
+    assert in_another_process(left_while_it_computes) == "left"
 
 
 def normed_on_two_devices() -> str:
