@@ -406,10 +406,11 @@ def test_calls_have_the_same_key_in_another_process() -> None:
 
 
 def left_while_it_computes() -> str:
-    norm, x, gain = jax.jit(op(rms), static_argnames="eps"), some(512, 512), some(512)
-    norm(x, gain, 1e-5).block_until_ready()
-    for _ in range(6):  # each some tenth of a second, of which none is waited for
-        x = norm(x, gain, 1e-5)
+    norm, x, gain = op(rms), some(512, 512), some(512)
+    several = jax.jit(lambda x: norm(norm(x, gain, 1e-5), gain, 1e-5) + norm(2 * x, gain, 1e-5))
+    several(x).block_until_ready()
+    for _ in range(4):  # each some tenth of a second, of which none is waited for
+        x = several(x)
     return "left"
 
 
