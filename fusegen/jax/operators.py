@@ -57,13 +57,6 @@ def op(
     jax = ffi.need_jax()
     if not isinstance(chain, Chain) or not (backward is None or isinstance(backward, Chain)):
         raise RequestError(f"fusegen.jax.op takes chains, found {chain if backward is None else backward!r}")
-    for one in filter(None, (chain, backward)):
-        if one.graph.updates:
-            operand = next(iter(one.graph.updates.values()))
-            raise RequestError(
-                f"{one.name} writes to {operand} in its own memory, and JAX's arrays never change\n"
-                "  call what fusegen.compile gives on arrays of another library"
-            )
     options = {"target": target, "validate": validate, "tuned": tuned}
     forward = Operator(chain, options)
     rule = None
@@ -106,6 +99,11 @@ class Operator:
         self.kernels = {platform: Kernels(chain, {**options, "on": on}) for platform, on in RUNS_ON.items()}
         self.arrays = tuple(t for t in self.graph.inputs if t.shape)
         self.numbers = tuple(t for t in self.graph.inputs if not t.shape)
+        places = {t.name: place for place, t in enumerate(self.arrays)}
+        updates = self.graph.updates
+        self.aliases = {
+            places[updates[t.name]]: place for place, t in enumerate(self.graph.outputs) if t.name in updates
+        }  # the operands in whose memory outputs are, and these, by their places
         either = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self.signature = inspect.Signature([inspect.Parameter(t.name, either) for t in self.graph.inputs])
 
@@ -265,8 +263,8 @@ def lowered(platform: str, context: Any, *values: Any, operator: Operator, numbe
         results.append(jax.ShapeDtypeStruct((calls[0].workspace,), "uint8"))
 
     def custom_call(*arrays: Array) -> Any:
-        found = jax.ffi.ffi_call(ffi.TARGET, results)(*arrays, **{ffi.ATTRIBUTE: calls[0].key})
-        return list(found)[: len(context.avals_out)]
+        made = jax.ffi.ffi_call(ffi.TARGET, results, input_output_aliases=operator.aliases)
+        return list(made(*arrays, **{ffi.ATTRIBUTE: calls[0].key}))[: len(context.avals_out)]
 
     return mlir.lower_fun(custom_call, multiple_results=True)(context, *values)
 

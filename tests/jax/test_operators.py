@@ -152,6 +152,25 @@ def test_shapes_are_known_without_a_kernel(normed: Any, monkeypatch: pytest.Monk
     assert (found.shape, found.dtype) == ((3, 1234), np.float32)
 
 
+@pytest.mark.parametrize("donated", [False, True], ids=["kept", "donated"])
+def test_new_rows_of_an_operand_are_in_its_memory_or_in_that_of_a_copy(donated: bool) -> None:
+    @chain(M=16, N=32, V=24)
+    def stored(cache: f32[V, N], ids: i32[M, 1], x: f32[M, N]) -> tuple[f32[V, N], f32[M, N]]:
+        """New rows, and twice what they are."""
+        return F.scatter(cache, ids, x), 2 * x
+
+    cache, ids, x = some(24, 32), numpy.asarray([[3], [23], [-1]], np.int32), some(3, 32, seed=1)
+    before, address = np.array(cache), cache.unsafe_buffer_pointer()
+    found, doubled = jax.jit(op(stored), donate_argnums=(0,) if donated else ())(cache, ids, x)
+    wanted = before.copy()
+    wanted[[3, 23]] = x[:2]
+    close((found, doubled), (wanted, 2 * x))
+    assert (found.unsafe_buffer_pointer() == address) is donated
+    assert cache.is_deleted() is donated
+    if not donated:
+        close(cache, before)
+
+
 # ---------------------------------------------------------------- gradients
 
 
@@ -323,17 +342,10 @@ def misnamed(x: f32[M, N], gradient: f32[M, N]) -> f32[M, N]:
     return x * gradient
 
 
-@chain(M=16, N=32, V=24)
-def stored(cache: f32[V, N], ids: i32[M, 1], x: f32[M, N]) -> f32[V, N]:
-    """New rows in an operand's memory."""
-    return F.scatter(cache, ids, x)
-
-
 @pytest.mark.parametrize(
     ("forward", "backward", "gradients", "said"),
     [
         (untyped(len), None, (), "takes chains"),
-        (stored, None, (), "stored writes to cache in its own memory"),
         (rms, misnamed, ("x",), "operand gradient is nothing that is at hand there"),
         (rms, rms_backward, ("x",), "gradients names 1 operands, and backward has 2 outputs"),
         (rms, rms_backward, ("x", "eps"), "deps is the gradient of no operand"),
