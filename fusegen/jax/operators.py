@@ -188,7 +188,7 @@ def primitive() -> Any:
     """What all operators are to JAX, with the operator and its run-time scalars as parameters."""
     ffi.need_jax()
     from jax.extend.core import Primitive
-    from jax.interpreters import batching, mlir
+    from jax.interpreters import ad, batching, mlir
 
     made = Primitive("fusegen")
     made.multiple_results = True
@@ -197,7 +197,16 @@ def primitive() -> Any:
     for platform in RUNS_ON:
         mlir.register_lowering(made, partial(lowered, platform), platform=platform)
     batching.primitive_batchers[made] = batches.batched
+    ad.primitive_jvps[made] = no_derivative
     return made
+
+
+def no_derivative(*_: Any, operator: Operator, numbers: tuple[int, ...]) -> Any:
+    """Of what stands in a gradient: JAX's rule for op itself says all there is."""
+    raise RequestError(
+        f"{operator} has no derivative here: a chain has gradients, and these have none of their own\n"
+        "  leave out the second derivative, or stop it by jax.lax.stop_gradient"
+    )
 
 
 def by_itself(*arrays: Array, operator: Operator, numbers: tuple[int, ...]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -13,13 +14,13 @@ import pytest
 
 from fusegen import b8, bf16, chain, dims, f8e4m3, f32, i32
 from fusegen import ops as F
-from fusegen.errors import ArgumentError, KernelError, RequestError
+from fusegen.errors import ArgumentError, KernelError, MissingError, RequestError
 from fusegen.language.spec import Chain
 from fusegen.runtime import called
 from tests.tools import needs_compiler, untyped
 
 jax: Any = pytest.importorskip("jax", reason="jax is missing: pip install 'fusegen[jax]'")
-from fusegen.jax import emulated, op  # noqa: E402
+from fusegen.jax import emulated, handlers, native, op  # noqa: E402
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated_only")]
 
@@ -220,6 +221,8 @@ def test_without_a_backward_chain_gradients_are_refused(normed: Any) -> None:
         jax.grad(lambda x: alone(x, gain, 1e-5).sum())(x)
     found = jax.grad(lambda x: (x * alone(jax.lax.stop_gradient(x), gain, 1e-5)).sum())(x)
     close(found, by_jax(x, gain))
+    with pytest.raises(RequestError, match="rms has no derivative here"):
+        jax.grad(lambda x: jax.grad(lambda x: normed(x, gain, 1e-5).sum())(x).sum())(x)
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(lambda x: normed(x, gain, 1e-5), (x,), (x,))
 
@@ -466,9 +469,20 @@ def test_on_an_nvidia_gpu(normed: Any) -> None:
                 close(step(x, gain), wanted(x, gain), rtol=1e-3)
 
 
-def test_without_jax_an_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusegen.errors import MissingError
+def test_on_a_gpu_the_driver_is_needed(normed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
 
+    monkeypatch.setattr(handlers, "told", handlers.told.__wrapped__)
+    monkeypatch.setattr(native, "library", native.library.__wrapped__)
+    monkeypatch.setattr(native, "built", lambda: None)
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    traced = jax.jit(lambda x: normed(x, some(32), 1e-5)).trace(some(3, 32))
+    with pytest.raises(MissingError, match=r"NVIDIA's driver is missing here, .*libcuda\.so\.1"):
+        traced.lower(lowering_platforms=("cuda",))
+
+
+def test_without_jax_an_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", untyped(None))
     with pytest.raises(MissingError, match=r"pip install 'fusegen\[jax\]'"):
         op(rms)
