@@ -55,18 +55,20 @@ def op(
     Raises RequestError for what is no chain, and where backward's names don't fit; MissingError without jax.
     """
     jax = ffi.need_jax()
-    if not isinstance(chain, Chain) or not (backward is None or isinstance(backward, Chain)):
-        raise RequestError(f"fusegen.jax.op takes chains, found {chain if backward is None else backward!r}")
+    for one in (chain, *(() if backward is None else (backward,))):
+        if not isinstance(one, Chain):
+            raise RequestError(f"fusegen.jax.op takes chains, found {one!r}")
     options = {"target": target, "validate": validate, "tuned": tuned}
     forward = Operator(chain, options)
     rule = None
     if backward is not None:
         rule = JaxGradients(chain.name, forward, Operator(backward, options), gradients)
 
-    @partial(jax.custom_vjp, nondiff_argnums=(0,))
-    def differentiable(numbers: tuple[int, ...], *arrays: Array) -> tuple[Array, ...]:
+    def computed(numbers: tuple[int, ...], *arrays: Array) -> tuple[Array, ...]:
         return forward.bind(numbers, arrays)
 
+    computed.__name__ = chain.name  # as JAX prints it
+    differentiable = jax.custom_vjp(computed, nondiff_argnums=(0,))
     if rule is None:
         differentiable.defvjp(partial(no_gradients, chain.name), partial(no_gradients, chain.name))
     else:
@@ -286,6 +288,15 @@ class JaxGradients(Gradients):
 
     def __init__(self, name: str, forward: Operator, backward: Operator, gradients: Sequence[str]) -> None:
         super().__init__(name, forward.graph, backward.graph, gradients)
+        own = {t.name: t for t in (*forward.graph.inputs, *forward.graph.outputs)}
+        for tensor in backward.graph.inputs:
+            other = own.get(tensor.name) or own[tensor.name[1:]]
+            numbers = not tensor.shape or not other.shape
+            if bool(tensor.shape) != bool(other.shape) or (numbers and tensor.dtype is not other.dtype):
+                raise RequestError(
+                    f"{name}: backward takes {tensor.name}: {tensor.type}, and {other.name} is {other.type} there\n"
+                    "  declare a number alike in both chains"
+                )
         self.forward, self.backward = forward, backward
         self.arrays = [t.name for t in forward.arrays]
 

@@ -345,10 +345,25 @@ def misnamed(x: f32[M, N], gradient: f32[M, N]) -> f32[M, N]:
     return x * gradient
 
 
+@chain(M=16, N=32)
+def whole(x: f32[M, N], eps: i32) -> f32[M, N]:
+    """The number is of another type."""
+    return x + F.cast(eps, f32)
+
+
+@chain(M=16, N=32)
+def columnar(x: f32[M, N], eps: f32[N]) -> f32[M, N]:
+    """The number is an array."""
+    return x + eps
+
+
 @pytest.mark.parametrize(
     ("forward", "backward", "gradients", "said"),
     [
-        (untyped(len), None, (), "takes chains"),
+        (untyped(len), None, (), "takes chains, found <built-in"),
+        (rms, untyped(len), (), "takes chains, found <built-in"),
+        (rms, whole, ("x",), "backward takes eps: i32, and eps is f32 there"),
+        (rms, columnar, ("x",), r"backward takes eps: f32\[N\], and eps is f32 there"),
         (rms, misnamed, ("x",), "operand gradient is nothing that is at hand there"),
         (rms, rms_backward, ("x",), "gradients names 1 operands, and backward has 2 outputs"),
         (rms, rms_backward, ("x", "eps"), "deps is the gradient of no operand"),
