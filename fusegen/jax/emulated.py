@@ -29,7 +29,7 @@ def emulated(frame: Any) -> int | None:
         found.run(addresses(given, found), 0)
     except FusegenError as error:
         return failure(given, str(error))
-    except Exception as error:  # an exception would end here unseen, and XLA go on with arrays that nobody wrote
+    except BaseException as error:  # it would end here unseen, and XLA go on with arrays that nobody wrote
         return failure(given, f"{type(error).__name__}: {error}")
     return None
 
@@ -73,6 +73,6 @@ def addresses(frame: Any, call: Call) -> list[int]:
 
 def failure(frame: Any, text: str) -> int | None:
     """An error of XLA's own, by its address."""
-    asked = NewError(ctypes.sizeof(NewError), None, text.encode(), INTERNAL)
+    asked = NewError(ctypes.sizeof(NewError), None, text.encode(errors="replace"), INTERNAL)
     made: int | None = frame.api.contents.error_create(ctypes.byref(asked))
     return made

@@ -374,7 +374,10 @@ def test_what_can_be_no_operator(forward: Chain, backward: Chain | None, gradien
         op(forward, backward, gradients=gradients)
 
 
-def test_a_fault_of_a_kernel_is_xlas_error(normed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "fault", [KernelError("rms.cu:7: race: two threads write here"), KeyboardInterrupt("rms.cu:7: race")]
+)
+def test_a_fault_of_a_kernel_is_xlas_error(normed: Any, fault: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     lowered = jax.jit(lambda x: normed(x, some(32), 1e-5)).lower(some(7, 32))
     key = lowered.as_text().partition('call = "')[2][:32]
     compiled = lowered.compile()
@@ -384,7 +387,7 @@ def test_a_fault_of_a_kernel_is_xlas_error(normed: Any, monkeypatch: pytest.Monk
 
         def run(self, bases: Any, stream: int) -> None:
             assert all(base % called.WIDEST == 0 for base in bases)
-            raise KernelError("rms.cu:7: race: two threads write here")
+            raise fault
 
     monkeypatch.setitem(emulated.CALLS, key, untyped(Faulty()))
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"rms\.cu:7: race"):
