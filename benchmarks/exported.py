@@ -2,8 +2,8 @@
 
     python benchmarks/exported.py [SPEC...]
 
-Prints for each spec whether its test passes, and for rmsnorm of 8 rows what a call takes the host, from C and from torch.
-Needs an NVIDIA GPU, a C compiler and make.
+Prints for each spec whether its test passes, and for rmsnorm of 8 rows what a call takes the host, from C and from
+torch. Needs an NVIDIA GPU, a C compiler and make.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ TIMED = r"""
 #include "timed.h"
 
 int main(void) {
-  int (*init)(unsigned), (*retain)(void **, int), (*use)(void *), (*allocate)(unsigned long long *, size_t), (*wait)(void);
+  int (*init)(unsigned), (*retain)(void **, int), (*use)(void *), (*wait)(void);
+  int (*allocate)(unsigned long long *, size_t);
   void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context;
   *(void **)&init = dlsym(driver, "cuInit");
   *(void **)&retain = dlsym(driver, "cuDevicePrimaryCtxRetain");

@@ -22,7 +22,7 @@ ROOMS = (
     "runtime database",
     "validation",
     "pipeline",
-    "measuring",
+    "measuring exporting",
     "operators",
     "tuning torch jax",
     "cli",

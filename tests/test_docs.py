@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 OTHERS = (ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
 README_LINES, EXCERPT_LINES = 250, 40
-LANGUAGES = {"python", "sh", "text", "c++"}
+LANGUAGES = {"python", "sh", "text", "c++", "c"}
 
 BLOCK = re.compile(r"(?:^<!-- (\w+): (.*?) -->\n)?^```(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"(<!-- (file|excerpt|output): (.*?) -->\n```[\w+]*\n)(.*?)(```\n)", re.DOTALL)
@@ -178,6 +178,7 @@ def test_every_block_is_of_a_kind_that_is_tested(page: Path) -> None:
     for _, _, language, _ in BLOCK.findall(page.read_text()):
         assert language in LANGUAGES, f"{name_of(page)} has a block of {language or 'no language'}"
     assert all(kind in ("excerpt", "file") for kind, _, _ in blocks(page, "c++"))
+    assert page.name == "export.md" or not list(blocks(page, "c"))  # whose C tests/exporting compiles
     for _, _, block in blocks(page, "sh"):
         for line in filter(None, (line.partition("#")[0].strip() for line in block.splitlines())):
             first, *rest = shlex.split(line)

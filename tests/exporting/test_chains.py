@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -92,9 +93,21 @@ def test_an_export_of_two_vendors(tmp_path: Path) -> None:
     assert set(symbols[2::3]) == {"fusegen_message", "rmsnorm", "mlp", "mlp_workspace"}
     run("cc", "-std=c11", "-Werror", "-fsyntax-only", "-xc", folder / "include" / "norms.h")
     run("c++", "-Werror", "-fsyntax-only", "-xc++", folder / "include" / "norms.h")
+    run("cc", "-std=c11", "-Wall", "-Werror", "-fsyntax-only", f"-I{folder}/include", written_in_docs(tmp_path))
     if shutil.which("cmake"):
         run("cmake", "-S", folder, "-B", tmp_path / "cmake")
         run("cmake", "--build", tmp_path / "cmake")
+
+
+def written_in_docs(folder: Path) -> Path:
+    """The call in docs/export.md as a function."""
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```c\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    include, body = block.split("\n", 1)
+    names = "int64_t rows, void *x_on_gpu, void *gain_on_gpu, void *out_on_gpu, void *stream"
+    path = folder / "call.c"
+    path.write_text(f"#include <stdio.h>\n{include}\nvoid call({names}) {{\n{body}}}\n", encoding="utf-8")
+    return path
 
 
 def test_the_same_export_twice(tmp_path: Path) -> None:
