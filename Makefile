@@ -7,7 +7,7 @@ IN     := $(VENV)/bin
 SEEDS  ?= 0-1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz lint check docs golden gpu bench tuned clean
+.PHONY: help setup torch demo test test-all fuzz lint check docs golden gpu bench tuned clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ $(STAMP): pyproject.toml scripts/install-hiprtc.sh
 	@command -v g++ >/dev/null || command -v clang++ >/dev/null || \
 	  echo "no C++ compiler here: the emulator needs one, g++ or, from pip, $(IN)/pip install -e '.[emulator]'"
 	@touch $@
+
+torch: setup ## torch for the CPU in .venv, for the tests of its operators
+	@scripts/install-torch.sh $(VENV)
 
 demo: setup ## a fused kernel from spec to checked result, for both vendors
 	$(IN)/python scripts/demo.py

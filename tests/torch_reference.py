@@ -169,4 +169,6 @@ def tensor(value: Any) -> Any:
         return value.item()
     if value.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(value.astype(np.float32)).bfloat16()
+    if (found := DTYPES.get(value.dtype.type)) is not None and found.itemsize == 1 and found.is_floating_point:
+        return torch.from_numpy(value.view(np.uint8)).view(found)
     return torch.from_numpy(value)

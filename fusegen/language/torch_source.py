@@ -391,6 +391,9 @@ class Writer:
     def argument(self, node: Node, user: Node) -> str:
         """A name or a number; an operation between numbers alone works on tensors, since torch's functions do."""
         text = self.name(node) if node in self.names else number_text(node, self.graph)
+        held = self.graph.tensor_of.get(node)
+        if held is not None and held.dtype.narrow and held.dtype.kind == "float" and user.op.kind is Kind.MAP:
+            text = f"{text}.to(torch.float32)"  # torch computes nothing with 8 bits
         alone = user.op.kind is Kind.MAP and all(self.is_number(a) for a in user.inputs)
         return f"torch.as_tensor({text})" if alone and self.graph.extents[user] is Extent.LAUNCH else text
 
@@ -403,6 +406,8 @@ class Writer:
     def composite_text(self, node: Node) -> str:
         composite, found = self.composites[node]
         words = {name: self.name(n) if n in self.names else number_text(n, self.graph) for name, n in found.items()}
+        if self.is_number(found["x"]):  # torch's functions take tensors
+            words["x"] = f"torch.as_tensor({words['x']})"
         kept = self.graph.storage[found["x"]]
         for name in composite.arrays[1:]:  # torch wants a norm's weights in the type of its row
             if self.graph.storage[found[name]] is not kept:

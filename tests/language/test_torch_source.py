@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusegen import bf16, chain, dims, f16, f32, i32
+from fusegen import bf16, chain, dims, f8e4m3, f8e5m2, f16, f32, i8, i32, u8
 from fusegen import ops as F
 from fusegen.language.graph import Graph, Kind
 from fusegen.language.naming import entry_name
 from fusegen.language.ops import PRIMITIVES
-from fusegen.language.reference import reference, reference_source
+from fusegen.language.reference import draws, reference, reference_source
 from fusegen.language.spec import Chain
 from fusegen.language.torch_source import COMPOSITES, TEXTS, match, torch_chain, torch_source
 from fusegen.planner.rewrites import simplify
@@ -42,12 +42,18 @@ def check(graph: Graph, rtol: float = 2e-4) -> None:
         wanted = as_tuple(reference(graph)(*values.values()))
     for out, one, law in zip(graph.outputs, got, wanted, strict=True):
         assert str(one.dtype).removeprefix("torch.") == str(out.dtype.numpy).replace("bool_", "bool")
-        left = one.float().numpy() if one.dtype == torch.bfloat16 else one.numpy()
-        np.testing.assert_allclose(left, np.broadcast_to(law, left.shape), rtol=rtol, atol=rtol, err_msg=out.name)
+        left = one.float().numpy() if one.dtype.is_floating_point else one.numpy()
+        step: Any = 1.0 if out.dtype in (i8, u8) else rtol  # a number beside the middle of two codes may become either
+        step = np.maximum(0.13 * abs(np.asarray(law, np.float64)), rtol) if out.dtype in (f8e4m3, f8e5m2) else step
+        wide = np.broadcast_to(np.asarray(law).astype(np.float64), left.shape)
+        off = abs(left.astype(np.float64) - wide) > np.broadcast_to(step, left.shape) + rtol * abs(wide)
+        same = (left == wide) | (np.isnan(left.astype(np.float64)) & np.isnan(wide))
+        assert not (off & ~same).any(), out.name
 
 
 def test_every_op_has_its_text() -> None:
-    assert set(TEXTS) == {op.name for op in PRIMITIVES} | {"scatter", "transpose", "matmul", "matmul_tf32"}
+    without = {"philox", "code_of_f4e2m1", "f4e2m1_of_code", "round_f4e2m1"}  # torch has no such type or generator
+    assert set(TEXTS) | without == {op.name for op in PRIMITIVES} | {"scatter", "transpose", "matmul", "matmul_tf32"}
 
 
 @pytest.mark.parametrize("found", [*SPECS.values(), *OWN, *SELECTING], ids=lambda c: c.name)
@@ -61,6 +67,8 @@ def test_specs_agree_with_their_references(found: Chain) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_specs_in_their_own_types(name: str) -> None:
     graph = SPECS[name].graph
+    if draws(graph):
+        pytest.skip("torch draws other random numbers")
     if graph.selection is not None:
         pytest.skip("numbers of 16 bits tie, and torch returns ties in any order")
     check(small(SPECS[name]).at(**sizes_at(graph, 64)), rtol=0.05)
@@ -119,16 +127,12 @@ def scale_causal_softmax(scores, keep):
 def test_selections_are_torchs_own() -> None:
     for graph in (SELECTING[0].graph, simplify(SELECTING[0].graph)):
         text = torch_source(graph)
-        assert (
-            "    softmax = torch.softmax(div, -1)\n    likely, columns = torch.topk(softmax, 7, -1)\n    kept_2 ="
-            in text
-        )
+        assert "softmax = torch.softmax(quotient, -1)\n    likely, columns = torch.topk(softmax, 7, -1)\n" in text
         assert "columns.to(torch.int32)" in text
-    assert (
-        "columns = torch.topk(add, 4, -1).indices\n    take_ = torch.take_along_dim(score, columns, -1)"
-        in torch_source(SELECTING[1].graph)
-    )
-    assert "torch.take_along_dim(bias[None], columns, -1)" in torch_source(SELECTING[1].graph)
+    of_scores = torch_source(SELECTING[1].graph)
+    assert "columns = torch.topk(score_plus_bias, 4, -1).indices\n" in of_scores
+    assert "torch.take_along_dim(score, columns, -1)" in of_scores
+    assert "torch.take_along_dim(bias[None], columns, -1)" in of_scores
     assert "torch.argmax(log_softmax, -1, keepdim=True)" in torch_source(SELECTING[2].graph)
 
 
@@ -139,13 +143,14 @@ def test_each_composite_is_found(composite: Any) -> None:
         arrays = dict(zip(("x", "gamma", "beta"), (x, gamma, beta), strict=True))
         arrays["gain"] = gamma
         given = {name: arrays[name] for name in composite.arrays}
-        numbers = {"eps": 0.25, "low": -0.5, "high": 0.75}
+        numbers = {"eps": 0.25, "low": -0.5, "high": 0.75, "alpha": 1.5, "slope": 0.1, "p": 0.25}
         return composite.call(**given, **{n: numbers[n] for n in composite.numbers}) + x + gamma + beta
 
     found = [match(node) for node in whole.graph.nodes]
     names = [one[0].name for one in found if one is not None]
     assert composite.name in names
-    check(whole.graph)
+    if not draws(whole.graph):  # torch has other random numbers
+        check(whole.graph)
 
 
 def test_weights_that_torch_does_not_take_are_applied_after_its_own() -> None:
@@ -153,7 +158,10 @@ def test_weights_that_torch_does_not_take_are_applied_after_its_own() -> None:
     def rescaled(x: f32[M, N], row: f32[M, 1]) -> f32[M, N]:
         return F.layernorm(x, row)  # a weight a row
 
-    assert "mul = F.layer_norm(x, (x.shape[-1],), eps=1e-05)\n    y = mul * row_\n" in torch_source(rescaled.graph)
+    assert (
+        "normalized = F.layer_norm(x, (x.shape[-1],), eps=1e-05)\n    scaled = normalized * row_number\n"
+        in torch_source(rescaled.graph)
+    )
     check(rescaled.graph)
 
 
