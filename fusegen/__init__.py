@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import FusegenError
-from fusegen.language import ops
+from fusegen.language import notebook, ops
 from fusegen.language.spec import Chain, chain, load_chains
 from fusegen.language.types import Dim, DType, dims
 from fusegen.version import VERSION
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fusegen.emitting.rendering import render
     from fusegen.measuring.benchmark import bench
     from fusegen.pipeline import compile, plan
+    from fusegen.reporting.report import report
     from fusegen.runtime import Kernel, Program
     from fusegen.targets import target
     from fusegen.tuning import tune
@@ -105,6 +106,7 @@ __all__ = [
     "ops",
     "plan",
     "render",
+    "report",
     "target",
     "tune",
     "u4",
@@ -120,6 +122,7 @@ _LATER = {
     "compile": "fusegen.pipeline",
     "plan": "fusegen.pipeline",
     "render": "fusegen.emitting.rendering",
+    "report": "fusegen.reporting.report",
     "target": "fusegen.targets",
     "tune": "fusegen.tuning",
     "validate": "fusegen.validation",
@@ -132,3 +135,11 @@ if not TYPE_CHECKING:  # a type checker knows what names there are
         if name in _LATER:
             return getattr(import_module(_LATER[name]), name)
         raise AttributeError(f"module 'fusegen' has no attribute {name!r}")
+
+
+def _draw(thing: object) -> str:
+    """What chains and plans are in a notebook; what draws them is imported when one is shown."""
+    return str(import_module("fusegen.reporting.fragments").fragment(thing))
+
+
+notebook.drawer = _draw

@@ -25,6 +25,7 @@ ROOMS = (
     "measuring exporting",
     "operators",
     "tuning torch jax",
+    "reporting",
     "cli",
     "__init__ __main__",
 )

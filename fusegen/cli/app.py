@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fusegen.cli import authoring, caching, exporting
+from fusegen.cli import authoring, caching, exporting, reporting
 from fusegen.cli.options import AsJson, Dtype, Sets, Spec, Specs, TargetName, launches
 from fusegen.cli.showing import (
     PASSED_OVER,
@@ -48,6 +48,7 @@ app.command()(verb(authoring.new))
 app.command()(verb(authoring.diff))
 app.command()(verb(authoring.watch))
 app.command()(verb(exporting.export))
+app.command()(verb(reporting.report))
 
 DEFAULT_OUT = Path("generated")
 
@@ -187,8 +188,8 @@ def explain(
 ) -> int:
     """Say why: what was fused, what is kept where, where values are rounded, which regime, what refused."""
     from fusegen.cli import asking, plans, programs
-    from fusegen.cli.explaining import explanation
     from fusegen.database import choose
+    from fusegen.reporting.explaining import explanation
 
     chosen = asking.ask_target(target)
     documents = []

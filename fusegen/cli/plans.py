@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fusegen.cli.explaining import Point, Section, in_place
 from fusegen.cli.showing import heading, labelled, mebibytes, points, prose, say, table, times
 from fusegen.database import Choice
 from fusegen.language import ops
@@ -17,6 +16,7 @@ from fusegen.language.trace import OPS
 from fusegen.language.types import shape_text
 from fusegen.planner.heading import header_facts, summary, title
 from fusegen.planner.model import Access, Candidates, Plan
+from fusegen.reporting.explaining import Point, Section, in_place
 
 # ---------------------------------------------------------------- list
 

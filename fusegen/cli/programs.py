@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusegen.cli import plans
-from fusegen.cli.explaining import Point, Section, explanation, written
 from fusegen.cli.showing import heading, labelled, mebibytes, points, prose, say, table, times
 from fusegen.errors import NoPlan, RequestError
 from fusegen.language.graph import Graph
@@ -21,6 +20,7 @@ from fusegen.planner.model import Candidates
 from fusegen.planner.programs import program_instead
 from fusegen.planner.programs.model import Cut, ProgramPlan, Step, Stored
 from fusegen.planner.programs.side_by_side import LETTERS, JoinedPlan
+from fusegen.reporting.explaining import Point, Section, explanation, written
 from fusegen.targets import Target
 
 FEW = 3  # other cuts worth naming in an explanation

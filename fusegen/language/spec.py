@@ -29,6 +29,7 @@ from types import FunctionType
 from typing import Any, NoReturn, get_args, get_origin
 
 from fusegen.errors import FusegenError, RequestError, SpecError, Where
+from fusegen.language import notebook
 from fusegen.language.advice import advice
 from fusegen.language.eager import rounded, unrounded
 from fusegen.language.graph import LARGEST_SIZE, Graph, Kind, Node, Operator, Tensor
@@ -85,6 +86,10 @@ class Chain:
 
     def __str__(self) -> str:
         return f"{self.name}  {self.graph.signature}  {self.graph.sizes_text()}"
+
+    def _repr_html_(self) -> str | None:
+        """The op graph, for notebooks."""
+        return notebook.drawn(self)
 
 
 def chain(*bare: object, rounding: object = "fused", **sizes: int) -> Callable[[Callable[..., Any]], Chain]:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from fusegen.errors import NoPlan
+from fusegen.language import notebook
 from fusegen.language.graph import Graph
 from fusegen.language.types import f16
 from fusegen.planner.block_count import BlockCount
@@ -115,6 +116,10 @@ class Plan(ABC):
     def __str__(self) -> str:
         """The lines that open the kernel."""
         return "\n".join(header_lines(self))
+
+    def _repr_html_(self) -> str | None:
+        """Graph and figures, for notebooks."""
+        return notebook.drawn(self)
 
     @property
     def lowered(self) -> Graph:

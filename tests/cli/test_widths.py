@@ -16,13 +16,13 @@ import pytest
 
 from fusegen.cli import plans
 from fusegen.cli.doctor import Check, Examination, examine
-from fusegen.cli.explaining import explanation
 from fusegen.cli.health import show
 from fusegen.cli.programs import kernel_graphs
 from fusegen.database import choose
 from fusegen.errors import NoPlan
 from fusegen.planner import candidates
 from fusegen.planner.model import Candidates, Plan
+from fusegen.reporting.explaining import explanation
 from fusegen.targets import TARGETS, Target
 from tests.conftest import ROOT
 from tests.specs import SHIPPED, planned

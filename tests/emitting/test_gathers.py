@@ -11,13 +11,13 @@ import pytest
 import fusegen
 from fusegen import b8, bf16, chain, dims, f8e4m3, f32, i32
 from fusegen import ops as F
-from fusegen.cli.explaining import accesses
 from fusegen.emitting.rendering import render
 from fusegen.errors import ArgumentError, NoPlan, SpecError
 from fusegen.language.spec import Chain
 from fusegen.measuring.operands import operands as operands_to_time
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, RowPlan, Source
+from fusegen.reporting.explaining import accesses
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import H200, Target
 from fusegen.validation import validate

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fusegen.cli.explaining import products
 from fusegen.language.reference import reference
 from fusegen.language.torch_source import torch_source
 from fusegen.language.unfusing import run_pieces, unfused
 from fusegen.planner.products.product_cost import floors, product_rounding, product_traffic
 from fusegen.planner.rewrites import hoist_scales, simplify
+from fusegen.reporting.explaining import products
 from fusegen.targets import H200
 from fusegen.validation.bounds import analyse
 from fusegen.validation.inputs import make_operands, sizes_for

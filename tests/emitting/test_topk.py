@@ -11,7 +11,6 @@ import pytest
 
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
-from fusegen.cli.explaining import accesses
 from fusegen.emitting.rendering import render
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import NoPlan
@@ -22,6 +21,7 @@ from fusegen.planner.model import Layout, RowPlan, Source, Tile
 from fusegen.planner.selections.choosing import expected
 from fusegen.planner.selections.large_k_cost import candidates_of, large_k_of
 from fusegen.planner.selections.small_k_cost import reaching, small_k_of
+from fusegen.reporting.explaining import accesses
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import target
 from fusegen.validation import validate

@@ -12,7 +12,6 @@ import pytest
 
 from fusegen import Chain, bf16, chain, dims, f16, f32
 from fusegen import ops as F
-from fusegen.cli.explaining import products
 from fusegen.compiling import compile_source
 from fusegen.emitting.rendering import render
 from fusegen.errors import MissingError, RequestError
@@ -23,6 +22,7 @@ from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Layout, Param, Source, Summed
 from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.planner.products.wgmma_rule import wgmma
+from fusegen.reporting.explaining import products
 from fusegen.runtime import Kernel, arguments
 from fusegen.runtime.arrays import ArrayView, view
 from fusegen.runtime.devices import Mapped

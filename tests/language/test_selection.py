@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
-from fusegen.cli.explaining import selection
 from fusegen.database import graph_digest
 from fusegen.emitting.sources import spelled
 from fusegen.errors import SpecError
@@ -35,6 +34,7 @@ from fusegen.planner.matching import NoMatch
 from fusegen.planner.rewrites import simplify, sink_takes
 from fusegen.planner.rows.elementwise import elementwise
 from fusegen.planner.rows.rowwise import rowwise
+from fusegen.reporting.explaining import selection
 from fusegen.runtime.arguments import compiled_sizes
 from fusegen.targets import H200
 from fusegen.tuning import wire

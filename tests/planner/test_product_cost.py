@@ -10,7 +10,6 @@ import pytest
 
 from fusegen import Chain, bf16, chain, dims, f16, f32
 from fusegen import ops as F
-from fusegen.cli.explaining import products
 from fusegen.database.keys import graph_digest
 from fusegen.measuring.entries import Judge, work_of
 from fusegen.measuring.profiling import checklist
@@ -22,6 +21,7 @@ from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.product_cost import filled, floors, product_rounding, product_traffic, wave_text
 from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.planner.rewrites import simplify
+from fusegen.reporting.explaining import products
 from fusegen.targets import H200, MI300X, Target
 from tests.language.test_products import bias_gelu, norm_swiglu, qkv, scaled, unbounded, with_tf32
 from tests.products import NOTHING, sketch

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from fusegen.language import notebook
 from fusegen.language.graph import Graph, Node
 from fusegen.language.naming import free_name
 from fusegen.language.reference import reference_source
@@ -126,6 +127,10 @@ class ProgramPlan:
 
     def __str__(self) -> str:
         return "\n".join(program_lines(self))
+
+    def _repr_html_(self) -> str | None:
+        """Graph and kernels, for notebooks."""
+        return notebook.drawn(self)
 
     @property
     def name(self) -> str:

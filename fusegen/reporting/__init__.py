@@ -1,0 +1,1 @@
+"""A report: all that is known of a chain's kernels as one page of HTML, which needs no network, and as JSON."""

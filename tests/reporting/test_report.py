@@ -1,0 +1,174 @@
+"""`fusegen report`, and what chains, plans and reports are in a notebook."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import fusegen
+from fusegen import pipeline
+from fusegen.cli import app
+from fusegen.errors import ValidationError
+from fusegen.language import notebook
+from fusegen.reporting.fragments import fragment
+from fusegen.reporting.state import load
+from tests.conftest import ROOT
+from tests.reporting.states import PROGRAM, ROWS, Page, changed, state
+from tests.specs import SHIPPED
+from tests.tools import needs_both, untyped
+
+SPEC = str(ROOT / f"specs/{ROWS}.py")
+
+
+def run(*given: str) -> Result:
+    return CliRunner().invoke(app, ["report", *given])
+
+
+def test_a_page_and_its_state_are_written(tmp_path: Path) -> None:
+    out, saved = tmp_path / "r.html", tmp_path / "s.json"
+    result = run(SPEC, "--target", "cuda:h200", "--no-validate", "-o", str(out), "--save", str(saved))
+    assert result.exit_code == 0, result.output
+    assert f"wrote {saved}" in result.stdout
+    assert f"wrote {out}" in result.stdout
+    assert "nobody asked for it" in result.stdout
+    again = tmp_path / "again.html"
+    assert run(str(saved), "-o", str(again)).exit_code == 0
+    assert again.read_text() == out.read_text(), "the page of a state is the page that the state was kept of"
+
+
+def test_its_json_is_the_state(tmp_path: Path) -> None:
+    out, saved = tmp_path / "r.html", tmp_path / "s.json"
+    result = run(SPEC, "--target", "cuda:h200", "--no-validate", "-o", str(out), "--save", str(saved), "--json")
+    document = json.loads(result.stdout)
+    assert document["ok"] is True
+    assert document["state"] == json.loads(saved.read_text())
+
+
+def test_two_states_are_compared(tmp_path: Path) -> None:
+    before, after = state(ROWS, PROGRAM), changed(state(ROWS), lambda d: d["chains"][0].update(time_us=1.5))
+    before.save(tmp_path / "before.json")
+    after.save(tmp_path / "after.json")
+    out = tmp_path / "r.html"
+    result = run(str(tmp_path / "before.json"), str(tmp_path / "after.json"), "-o", str(out))
+    assert result.exit_code == 0, result.output
+    assert "then 1.5 us" in result.stdout
+    assert f"{PROGRAM}: only in before" in result.stdout
+    assert "before beside after" in Page(out.read_text()).text
+    facts = json.loads(
+        run(*(str(tmp_path / f"{n}.json") for n in ("before", "after")), "-o", str(out), "--json").stdout
+    )
+    assert facts["gone"] == [PROGRAM]
+    (both,) = facts["both"]
+    assert both["differs"] is True
+    assert both["figures"][0]["after"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["a.json", SPEC], "is a report's state, and"),
+        (["a.json", "b.json", "c.json"], "compares two states, and here are 3"),
+        (["a.json"], "can't be read"),
+        (["a.json", "b.json", "--save", "c.json"], "--save keeps one state"),
+        ([SPEC, "--save", "state.txt"], "ends in .json"),
+        ([SPEC, "-o", "nowhere/r.html"], "there is no folder nowhere"),
+        ([SPEC, "-o", "."], "is a folder"),
+        ([SPEC, "--bench", "nothing.json"], "can't be read"),
+    ],
+)
+def test_what_is_refused(given: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*given)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert not (tmp_path / "report.html").exists()
+
+
+@needs_both
+def test_a_kernel_that_is_wrong_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise ValidationError("it disagrees with its reference")
+
+    monkeypatch.setattr(pipeline, "compile", fails)
+    out, saved = tmp_path / "r.html", tmp_path / "s.json"
+    result = run(SPEC, "--target", "cuda:h200", "-o", str(out), "--save", str(saved))
+    assert result.exit_code == 1
+    assert "it disagrees with its reference" in result.stdout
+    assert "it disagrees with its reference" in Page(out.read_text()).text
+    assert load(saved).chains[0].validation.ok is False
+
+
+def test_measured_times_and_bytes_are_shown(tmp_path: Path) -> None:
+    from tests.reporting.test_state import write_bench
+
+    out = tmp_path / "r.html"
+    result = run(SPEC, "--target", "cuda:h200", "--no-validate", "-o", str(out), "--bench", str(write_bench(tmp_path)))
+    assert result.exit_code == 0, result.output
+    text = Page(out.read_text()).text
+    assert "50.5 µs" in text
+    assert "read 135 B of 134 B predicted" in text
+    assert "torch is missing" in text
+
+
+# ---------------------------------------------------------------- notebooks
+
+
+def inside(drawn: str | None) -> Page:
+    """The page in the frame that a notebook is given."""
+    assert drawn is not None
+    frame = Page(drawn)
+    assert frame.tags == ["iframe"]
+    found = {name: value for _, name, value in frame.attributes}
+    assert "allow-same-origin" not in found["sandbox"]
+    page = Page(found["srcdoc"])
+    assert not page.wrong
+    return page
+
+
+def test_a_chain_draws_itself() -> None:
+    page = inside(SHIPPED[ROWS]._repr_html_())
+    assert "x_plus_bias = add" in page.text
+    assert not page.scripts
+    assert not page.links
+
+
+@pytest.mark.parametrize("name", [ROWS, PROGRAM])
+def test_a_plan_draws_itself(name: str) -> None:
+    plan = fusegen.plan(SHIPPED[name], "cuda:h200")
+    page = inside(plan._repr_html_())
+    assert "expected" in page.text
+    assert SHIPPED[name].graph.signature in page.text
+
+
+def test_a_report_draws_itself(tmp_path: Path) -> None:
+    made = fusegen.report(SHIPPED[ROWS], target="cuda:h200", validate=False)
+    page = inside(made._repr_html_())
+    assert len(page.scripts) == 1
+    made.write(tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text() == made.html
+    made.save(tmp_path / "s.json")
+    assert load(tmp_path / "s.json") == made.state
+
+
+def test_nothing_draws_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError, match="is no chain and no plan"):
+        fragment(1)
+    monkeypatch.setattr(notebook, "drawer", None)
+    assert SHIPPED[ROWS]._repr_html_() is None
+
+
+def test_a_name_in_a_notebook_is_escaped_twice() -> None:
+    drawn = SHIPPED[ROWS]._repr_html_()
+    assert drawn is not None
+    assert "<svg" not in drawn
+    assert "<svg" in html.unescape(drawn)
+
+
+def test_what_is_no_chain_is_refused() -> None:
+    with pytest.raises(fusegen.FusegenError, match="is no chain"):
+        fusegen.report(untyped(1))
