@@ -48,8 +48,7 @@ from fusegen.reporting.state import (
     State,
     Validation,
 )
-from fusegen.runtime import Program
-from fusegen.runtime.finding import find
+from fusegen.runtime import Program, finding
 from fusegen.targets import Target
 from fusegen.validation import Report
 from fusegen.version import VERSION
@@ -105,7 +104,7 @@ class Validated:
 
 def validated(spec: Spec, target: Target, on: str) -> Validated:
     """The pipeline's own validation. Raises NoPlan, CompileError, and RequestError for a device that is none."""
-    find(target, on)
+    finding.find(target, on)
     try:
         made = pipeline.compile(spec, target, on=on)
     except ValidationError as error:

@@ -10,7 +10,7 @@ from fusegen.reporting.highlighting import Word, highlighted
 from fusegen.reporting.state import Chain, Kernel, State, lines_of
 
 CONTEXT = 3  # lines around a change
-MOST_DIFFED = 20_000  # lines: beyond that a diff takes longer than anyone waits
+MOST_DIFFED = 6_000  # lines: beyond that a diff takes longer than anyone waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,7 @@ def instructions(kernel: Kernel) -> float | None:
 
 CHAIN: Rows = (
     ("expected time", "us", -1, lambda chain: chain.time_us),
-    ("measured time", "us", -1, lambda chain: next((e.us for e in chain.bench.entries if e.kind == "fusegen"), None)
-                                              if chain.bench is not None else None),
+    ("measured time", "us", -1, lambda chain: chain.measured_us),
     ("floor", "us", 0, lambda chain: chain.floor_us),
     ("bytes moved", "bytes", -1, lambda chain: chain.moved),
     ("bytes unfused", "bytes", 0, lambda chain: chain.unfused),

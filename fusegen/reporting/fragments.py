@@ -50,4 +50,4 @@ def small(graph: Any, title: str, program: ProgramPlan | None, plans: list[Any])
     page = render(
         "fragment.html.j2", title=title, graph=graph, doc=summary(graph), items=seen.items, drawing=drawn, plans=plans,
     )  # fmt: skip
-    return framed(page, drawn.height + AROUND + EACH_PLAN * len(plans), scripts=False)
+    return framed(page, (drawn.height if drawn else 0) + AROUND + EACH_PLAN * len(plans), scripts=False)

@@ -16,6 +16,7 @@ LETTER, PADDING, HEIGHT, BETWEEN, GAP = 7.3, 12.0, 42.0, 34.0, 18.0
 MARGIN, BADGE = 4.0, 22.0
 LONGEST = 34  # letters of a line in a box
 SWEEPS = 8
+MOST_PLACES = 20_000  # boxes, and corners of long edges: beyond that nobody could read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,14 @@ class Drawing:
     edges: tuple[tuple[int, int, str], ...]
 
 
-def drawing(items: Sequence[Item]) -> Drawing:
-    """The graph of these items, which come after all that they read."""
+def drawing(items: Sequence[Item]) -> Drawing | None:
+    """The graph of these items, which come after all that they read; None where that is too large to be drawn."""
     layers = layers_of(items)
+    if (
+        len(items) + sum(layers[place] - layers[read] for place, i in enumerate(items) for read in i.reads)
+        > MOST_PLACES
+    ):
+        return None
     rows: list[list[int]] = [[] for _ in range(max(layers, default=0) + 1)]
     for place, layer in enumerate(layers):
         rows[layer].append(place)

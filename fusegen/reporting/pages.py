@@ -69,6 +69,11 @@ class Chart:
     references: tuple[tuple[Line, ...], ...]
     reference: tuple[Line, ...]
 
+    @property
+    def viewed(self) -> bool:
+        """Is there an operator that no kernel computes, as a view is?"""
+        return any(item.kind == "operator" and not item.kernels for item in self.chain.items)
+
     def lines_of(self, item: int) -> list[tuple[int, int]]:
         """The lines that make an item's values: (kernel, line)."""
         return [

@@ -284,6 +284,14 @@ class Chain:
     validation: Validation
     bench: Bench | None
 
+    @property
+    def measured_us(self) -> float | None:
+        """The time of the whole chain, by `fusegen bench`, or of its one kernel by the database; None without one."""
+        if self.bench is not None:
+            return next((entry.us for entry in self.bench.entries if entry.kind == "fusegen"), None)
+        (first, *others) = self.kernels
+        return first.measured.us if first.measured is not None and not others else None
+
 
 @dataclass(frozen=True, slots=True)
 class State:

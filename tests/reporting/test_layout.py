@@ -15,6 +15,7 @@ from tests.specs import SHIPPED
 
 def check(items: tuple[Item, ...]) -> None:
     made = drawing(items)
+    assert made is not None
     assert len(made.boxes) == len(items)
     for box in made.boxes:
         assert box.x >= 0
@@ -46,6 +47,13 @@ def test_graphs_of_any_shape(seed: int) -> None:
         name = "x" * draw.randrange(1, 60)
         items.append(Item(kind, name, name, "f32[M]", "", "", 0, reads, tuple(range(draw.randrange(3))), ()))
     check(tuple(items))
+
+
+def test_what_nobody_could_read_is_not_drawn() -> None:
+    items = [
+        Item("operator", "x", "x", "f32[M]", "", "", 0, tuple(range(max(0, at - 40), at)), (), ()) for at in range(900)
+    ]
+    assert drawing(items) is None
 
 
 def test_nothing_to_draw() -> None:

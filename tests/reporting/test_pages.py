@@ -17,6 +17,12 @@ from fusegen.reporting.reading import read
 from fusegen.reporting.state import State, lines_of
 from tests.reporting.states import COPY, HOSTILE, JOINED, PROGRAM, ROWS, Page, changed, hostile, proven, state
 
+BENCHED = {
+    "device": "a GPU", "conditions": "cold", "copy_gbs": 1.0, "predicted_read": 1, "predicted_written": 1, "read": 1,
+    "written": 1, "uncounted": "",
+    "entries": [{"name": "fusegen", "kind": "fusegen", "us": 1.0, "low_us": 1.0, "high_us": 1.0, "share": 1.0,
+                 "refused": "x"}],
+}  # fmt: skip
 ALL = (ROWS, PROGRAM, JOINED, COPY)
 
 
@@ -90,7 +96,7 @@ def test_a_wrong_kernel_is_called_wrong() -> None:
 
 def test_texts_of_a_state_stay_texts() -> None:
     """Whatever stands in a state, the page has the tags and attributes of the page of a tame one, and one script."""
-    tame = state(ROWS, PROGRAM)
+    tame = changed(state(ROWS, PROGRAM), lambda document: document["chains"][0].update(bench=BENCHED))
     wild: State = read(State, hostile(tame.to_json()), "wild")
     before, after = Page(page(tame)), Page(page(wild))
     assert not after.wrong

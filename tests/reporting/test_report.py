@@ -13,11 +13,19 @@ from typer.testing import CliRunner, Result
 import fusegen
 from fusegen import pipeline
 from fusegen.cli import app
+from fusegen.cli.benching import bench_facts
+from fusegen.database import choose
 from fusegen.errors import ValidationError
 from fusegen.language import notebook
+from fusegen.measuring.benchmark import bench
+from fusegen.planner import candidates
 from fusegen.reporting.fragments import fragment
+from fusegen.reporting.pages import page
 from fusegen.reporting.state import load
+from fusegen.runtime import finding
+from fusegen.targets import H200
 from tests.conftest import ROOT
+from tests.pretend import PretendGpu
 from tests.reporting.states import PROGRAM, ROWS, Page, changed, state
 from tests.specs import SHIPPED
 from tests.tools import needs_both, untyped
@@ -115,6 +123,59 @@ def test_measured_times_and_bytes_are_shown(tmp_path: Path) -> None:
     assert "torch is missing" in text
 
 
+@needs_both
+@pytest.mark.parametrize("name", [ROWS, PROGRAM])
+def test_what_bench_writes_is_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured on a pretended GPU, whose clock is known."""
+    pretended = PretendGpu()
+    monkeypatch.setattr(finding, "find", lambda target, on="auto", check=None: pretended)
+    monkeypatch.setattr("fusegen.measuring.counters.USUAL_PLACE", str(tmp_path / "nowhere"))
+    sizes = {size: 64 for size in SHIPPED[name].graph.sizes}
+    chain = SHIPPED[name].at(**sizes)
+    found = bench(fusegen.compile(chain, "cuda:h200", validate=False), peers=False, repeats=4)
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(bench_facts([found], None)))
+    (shown,) = fusegen.report(chain, target="cuda:h200", validate=False, bench=file).state.chains
+    assert shown.bench is not None
+    assert shown.measured_us == found.own.us
+    assert [entry.name for entry in shown.bench.entries] == [entry.name for entry in found.entries]
+    assert shown.bench.uncounted == (found.counters.reason if found.counters else None)
+    times = {entry.name: entry.us for entry in found.entries if entry.kind in ("kernel", "fusegen")}
+    for kernel in shown.kernels:
+        assert kernel.measured is not None
+        assert kernel.measured.us == times[kernel.name if name == PROGRAM else "fusegen"]
+    (other,) = fusegen.report(SHIPPED[name], target="cuda:h200", validate=False, bench=file).state.chains
+    assert other.bench is None, "it is of other sizes"
+
+
+def test_a_time_that_the_database_has_is_shown_with_its_source() -> None:
+    chain = SHIPPED["dropout_residual_layernorm"]
+    choice = choose(candidates(chain.graph, H200))
+    assert choice.hit is not None
+    (kernel,) = state(chain.name).chains[0].kernels
+    assert kernel.measured is not None
+    assert kernel.measured.us == choice.hit.row.time_us
+    assert choice.hit.row.at in kernel.measured.by
+    assert "µs" in Page(page(state(chain.name))).text
+
+
+def test_a_time_at_other_sizes_is_not_this_ones() -> None:
+    choice = choose(candidates(SHIPPED[ROWS].graph, H200))
+    assert choice.hit is not None
+    assert choice.hit.row.sizes != SHIPPED[ROWS].graph.sizes_text()
+    (kernel,) = state(ROWS).chains[0].kernels
+    assert kernel.measured is None
+
+
+def test_of_several_chains_one_that_has_no_plan_stops_no_other(tmp_path: Path) -> None:
+    out = tmp_path / "r.html"
+    specs = [str(ROOT / f"specs/{name}.py") for name in ("copy", "fp8_gemm")]
+    result = run(*specs, "--target", "cuda:sm_80", "--no-validate", "-o", str(out))
+    assert result.exit_code == 2
+    assert "fp8_gemm" in result.stderr
+    assert "copy" in Page(out.read_text()).text
+
+
 # ---------------------------------------------------------------- notebooks
 
 
@@ -131,24 +192,24 @@ def inside(drawn: str | None) -> Page:
 
 
 def test_a_chain_draws_itself() -> None:
-    page = inside(SHIPPED[ROWS]._repr_html_())
-    assert "x_plus_bias = add" in page.text
-    assert not page.scripts
-    assert not page.links
+    found = inside(SHIPPED[ROWS]._repr_html_())
+    assert "x_plus_bias = add" in found.text
+    assert not found.scripts
+    assert not found.links
 
 
 @pytest.mark.parametrize("name", [ROWS, PROGRAM])
 def test_a_plan_draws_itself(name: str) -> None:
     plan = fusegen.plan(SHIPPED[name], "cuda:h200")
-    page = inside(plan._repr_html_())
-    assert "expected" in page.text
-    assert SHIPPED[name].graph.signature in page.text
+    found = inside(plan._repr_html_())
+    assert "expected" in found.text
+    assert SHIPPED[name].graph.signature in found.text
 
 
 def test_a_report_draws_itself(tmp_path: Path) -> None:
     made = fusegen.report(SHIPPED[ROWS], target="cuda:h200", validate=False)
-    page = inside(made._repr_html_())
-    assert len(page.scripts) == 1
+    found = inside(made._repr_html_())
+    assert len(found.scripts) == 1
     made.write(tmp_path / "r.html")
     assert (tmp_path / "r.html").read_text() == made.html
     made.save(tmp_path / "s.json")
