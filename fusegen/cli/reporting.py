@@ -64,7 +64,7 @@ def report(
         print_json({"ok": not wrong, "out": str(out), "saved": str(save) if save else None, "state": made.to_json()})
         return 1 if wrong else 0
     for chain in made.chains:
-        if chain.validation.ok is not True:
+        if chain.validation.ok is not True and not no_validate:
             say(f"{chain.name}: {'wrong: ' if chain in wrong else ''}{chain.validation.text}")
     say(*([f"wrote {save}"] if save else []), f"wrote {out}, {size:,} bytes")
     return 1 if wrong else 0

@@ -85,6 +85,9 @@ def kernels_of(places: Mapping[int, int], program: ProgramPlan | None) -> dict[i
         made = {n.operator.index for s in steps for n in s.graph.nodes if n.op.kind not in (Kind.INPUT, Kind.LEAF)}
         for index in made & places.keys():
             found[index].append(place)
+    for stored in program.boundaries:  # a view that is in memory is who wrote that
+        if (index := stored.node.operator.index) in places and not found[index]:
+            found[index].append(program.ends(stored)[0])
     return found
 
 

@@ -71,7 +71,7 @@ class Chart:
 
     @property
     def viewed(self) -> bool:
-        """Is there an operator that no kernel computes, as a view is?"""
+        """Is there an operator that is no kernel's own, as a view is?"""
         return any(item.kind == "operator" and not item.kernels for item in self.chain.items)
 
     def lines_of(self, item: int) -> list[tuple[int, int]]:

@@ -22,7 +22,6 @@
       button.type = "button";
       button.append(...head.childNodes);
       head.append(button);
-      if (!button.textContent.trim()) button.setAttribute("aria-label", "Sort by the column without a name");
       button.addEventListener("click", () => {
         const up = head.getAttribute("aria-sort") !== "ascending";
         all("thead th", table).forEach((other) => other.removeAttribute("aria-sort"));

@@ -127,7 +127,7 @@ def test_a_step_leads_to_its_lines_by_keyboard_alone(show: Open) -> None:
     box = shown.locator(".graph a", has_text="h = add")
     box.focus()
     shown.keyboard.press("Enter")
-    assert shown.locator("#walk").is_visible()
+    shown.locator("#walk").wait_for()
     (chain,) = state(ROWS).chains
     h = next(place for place, item in enumerate(chain.items) if item.value == "h")
     wanted = [link.line for link in chain.kernels[0].links if h in link.makes]
@@ -151,6 +151,7 @@ def test_a_step_leads_to_its_lines_by_keyboard_alone(show: Open) -> None:
 def test_a_line_leads_to_its_step(show: Open) -> None:
     shown = show(page(state(ROWS)))
     shown.locator(".line", has_text="const float gelu = gelu_by_tanh").locator(".of a").click()
+    shown.locator("#walk").wait_for()
     assert shown.evaluate("location.hash") == "#c0i6"
     assert shown.locator("tr:target th").inner_text() == "gelu"
     assert shown.locator("#walk-text").inner_text() == "gelu: 1 line makes it"
