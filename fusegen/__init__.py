@@ -138,7 +138,7 @@ if not TYPE_CHECKING:  # a type checker knows what names there are
 
 
 def _draw(thing: object) -> str:
-    """What chains and plans are in a notebook; what draws them is imported when one is shown."""
+    """What chains, plans and reports are in a notebook; what draws them is imported when one is shown."""
     return str(import_module("fusegen.reporting.fragments").fragment(thing))
 
 

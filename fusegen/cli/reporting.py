@@ -44,6 +44,9 @@ def report(
 
     check_out(out, save)
     states = saved_states(given)
+    asked = {"--target": target, "--set": sets, "--dtype": dtype, "--bench": bench, "--no-validate": no_validate}
+    if states and (unheard := [name for name, value in asked.items() if value]):
+        raise RequestError(f"{unheard[0]} is for specs, and {states[0]} says already what was found")
     if len(states) == 2:
         if save is not None:
             raise RequestError("--save keeps one state, and here are two")

@@ -1,4 +1,4 @@
-"""How chains and plans draw themselves in a notebook: what draws them is above them, and says so here.
+"""How chains, plans and reports draw themselves in a notebook: what draws them is above them, and says so here.
 
 `fusegen/__init__.py` sets `drawer`; a room imports only from rooms below it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 drawer: Callable[[object], str] | None = None
-"""Makes HTML of a chain or a plan. None: a notebook shows its `repr`."""
+"""Makes HTML of any of them. None: a notebook shows its `repr`."""
 
 
 def drawn(thing: object) -> str | None:

@@ -117,6 +117,7 @@ def validated(spec: Spec, target: Target, on: str) -> Validated:
 
 
 def verdict(found: Report, on: str) -> Validation:
+    """A report's cases, each with its worst element, as they stand on the page."""
     cases = tuple(
         Case(
             case.name, case.reason, case.sizes, case.elements, AnyFloat(case.bounded), AnyFloat(case.relative_l2),

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fusegen.errors import RequestError, ValidationError
+from fusegen.language import notebook
 
 JUDGED = "judged"  # the case that fails where an output was never held to a bound
 
@@ -114,6 +115,10 @@ class Report:
         verdict = "ok" if self.ok else wrong
         head = f"{self.kernel} on {self.on}, seed {self.seed}: {verdict}"
         return "\n".join([head, *(f"  {line}" for case in self.cases for line in str(case).splitlines())])
+
+    def _repr_html_(self) -> str | None:
+        """The cases as a table, for notebooks."""
+        return notebook.drawn(self)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; numbers that JSON has no word for become text."""

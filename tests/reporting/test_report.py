@@ -83,6 +83,8 @@ def test_two_states_are_compared(tmp_path: Path) -> None:
         (["a.json", "b.json", "c.json"], "compares two states, and here are 3"),
         (["a.json"], "can't be read"),
         (["a.json", "b.json", "--save", "c.json"], "--save keeps one state"),
+        (["a.json", "--target", "cuda:h200"], "--target is for specs"),
+        (["a.json", "b.json", "--bench", "c.json"], "--bench is for specs"),
         ([SPEC, "--save", "state.txt"], "ends in .json"),
         ([SPEC, "-o", "nowhere/r.html"], "there is no folder nowhere"),
         ([SPEC, "-o", "."], "is a folder"),
@@ -206,6 +208,14 @@ def test_a_plan_draws_itself(name: str) -> None:
     assert SHIPPED[name].graph.signature in found.text
 
 
+@needs_both
+def test_a_validation_draws_itself() -> None:
+    kernel = fusegen.compile(SHIPPED[ROWS].at(M=3, N=64), "cuda:h200", on="emulator")
+    found = inside(kernel.report._repr_html_())
+    assert all(case.name in found.text for case in kernel.report.cases)
+    assert not found.scripts
+
+
 def test_a_report_draws_itself(tmp_path: Path) -> None:
     made = fusegen.report(SHIPPED[ROWS], target="cuda:h200", validate=False)
     found = inside(made._repr_html_())
@@ -217,7 +227,7 @@ def test_a_report_draws_itself(tmp_path: Path) -> None:
 
 
 def test_nothing_draws_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TypeError, match="is no chain and no plan"):
+    with pytest.raises(TypeError, match="is no chain, no plan"):
         fragment(1)
     monkeypatch.setattr(notebook, "drawer", None)
     assert SHIPPED[ROWS]._repr_html_() is None

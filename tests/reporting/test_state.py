@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 
 from fusegen.errors import RequestError
 from fusegen.reporting.benches import Benches
+from fusegen.reporting.pages import page, page_of_two
 from fusegen.reporting.state import load
-from tests.reporting.states import JOINED, PROGRAM, ROWS, changed, proven, state
+from tests.reporting.states import JOINED, PROGRAM, ROWS, Page, changed, proven, state
 
 
 @pytest.mark.parametrize("names", [(ROWS, PROGRAM), (JOINED,)])
@@ -91,6 +94,56 @@ def test_a_file_that_is_no_text_or_not_there_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b'{"format": "\xff"}')
     with pytest.raises(RequestError, match="is no text"):
         load(file)
+
+
+def places(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path to each value of a document."""
+    yield path
+    pairs = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for key, value in pairs:
+        yield from places(value, (*path, key))
+
+
+def spoilt(document: Any, draw: random.Random) -> Any:
+    """The document with a few values that nobody expects in place of others."""
+    found = json.loads(json.dumps(document))
+    for _ in range(draw.randrange(1, 3)):
+        path = draw.choice([path for path in places(found) if path])
+        *way, last = path
+        holder = functools.reduce(lambda value, key: value[key], way, found)
+        if draw.random() < 0.2 and isinstance(holder, list):
+            holder.pop(last)
+        elif draw.random() < 0.2 and isinstance(holder, list):
+            holder.append(holder[last])
+        elif isinstance(holder[last], (int, float)) and draw.random() < 0.8:
+            kind = type(holder[last])
+            holder[last] = kind(draw.choice([0, 1, -1, 7, 2**40, -(2**40), 2**62, 1e-300 if kind is float else 3]))
+        else:
+            holder[last] = draw.choice([None, "", "x\n\x0b\u2028\x00y", [], {}, -1, 1e308, "nan", True])
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_spoilt_state_is_refused_or_shown(seed: int, tmp_path: Path) -> None:
+    """Nothing but RequestError, and where there is none a page that is sound."""
+    draw = random.Random(seed)
+    document = state(ROWS, JOINED).to_json() if seed % 2 else state(PROGRAM).to_json()
+    file = tmp_path / "state.json"
+    shown = 0
+    for _ in range(25):
+        file.write_text(json.dumps(spoilt(document, draw)))
+        try:
+            made = load(file)
+        except RequestError:
+            continue
+        shown += 1
+        for text in (page(made), page_of_two(state(ROWS), made)):
+            found = Page(text)
+            assert not found.wrong
+            assert not [link for link in found.links if link.removeprefix("#") not in found.ids]
+    assert shown
 
 
 # ---------------------------------------------------------------- measurements
