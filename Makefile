@@ -7,7 +7,7 @@ IN     := $(VENV)/bin
 SEEDS  ?= 0-1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup torch demo test test-all fuzz lint check docs golden gpu bench tuned clean
+.PHONY: help setup torch browser demo test test-all fuzz lint check docs golden gpu bench tuned clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ $(STAMP): pyproject.toml scripts/install-hiprtc.sh
 
 torch: setup ## torch for the CPU in .venv, for the tests of its operators
 	@scripts/install-torch.sh $(VENV)
+
+browser: setup ## what drives Chromium, for the tests of reports; Chromium itself: apt-get install chromium
+	$(IN)/python -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
 
 demo: setup ## a fused kernel from spec to checked result, for both vendors
 	$(IN)/python scripts/demo.py
