@@ -88,3 +88,13 @@ def turned(x: Any, position: int) -> Any:
     low, high = x[..., :half], x[..., half:]
     cos, sin = np.cos(angles), np.sin(angles)
     return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
+
+
+def test_a_model_of_fusegens_operators_trains_as_torchs_own() -> None:
+    """The same losses as with torch's functions, step by step, and they fall."""
+    pytest.importorskip("torch", reason="torch is missing: pip install torch")
+    train = import_module("train")
+    steps = 4
+    plain, own = (train.losses(ops, steps, 16, "cpu") for ops in (train.PLAIN, train.fused()))
+    np.testing.assert_allclose(own, plain, rtol=1e-4)
+    assert own[-1] < own[0]
