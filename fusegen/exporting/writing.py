@@ -97,6 +97,7 @@ def files_of(library: str, chains: Sequence[Exported], records: Mapping[str, Rec
         "archs": sorted({unit.target.arch for one in chains for unit in one.units}),
         "parameters": parameters,
         "sizes": sizes_text,
+        "doc": lambda one: commented(one.graph.doc or ""),
     }
     texts = {
         "include/fusegen.h": rendered("fusegen.h", common),
@@ -233,7 +234,7 @@ def words_of(one: Exported, embedded: Mapping[tuple[str, str], Embedded]) -> dic
         "chain": one,
         "place": place,
         "title": graph.signature,
-        "body": [str(line) for line in graph.body],
+        "body": commented(graph.body),
         "outputs": graph.outputs,
         "dims": [f"dim_{name}" for name in one.dims],
         "places": [f"at_{tensor.name}" for tensor in one.arrays],
@@ -249,6 +250,11 @@ def words_of(one: Exported, embedded: Mapping[tuple[str, str], Embedded]) -> dic
         ],
         "symbol": by_word,
     }
+
+
+def commented(text: str) -> list[str]:
+    """Its lines, as a comment of C may hold them."""
+    return [line.rstrip() for line in text.replace("*/", "* /").replace("/*", "/ *").strip("\n").splitlines()]
 
 
 def parameters(one: Exported) -> list[str]:

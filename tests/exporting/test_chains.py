@@ -87,6 +87,8 @@ def test_an_export_of_two_vendors(tmp_path: Path) -> None:
     facts = json.loads((folder / "manifest.json").read_text())
     assert {t["arch"] for t in facts["chains"][0]["targets"]} == {"sm_80", "sm_90a", "gfx942"}
     assert set(facts["sha256"]) | {"manifest.json"} == set(made.files)
+    source = (folder / "src" / "mlp.c").read_text()
+    assert " *     h = F.silu(x @ gate.T) * (x @ up.T)\n *     return h @ down.T\n */\n" in source
     run("make", "-s", "-C", folder, "CFLAGS=-O1 -Wall -Wextra -Werror")
     run("make", "-s", "-C", folder, "VENDOR=hip", "CFLAGS=-O1 -Wall -Wextra -Werror")
     symbols = run("nm", "-D", "--defined-only", folder / "build" / "cuda" / "libnorms.so").split()
