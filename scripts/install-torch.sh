@@ -6,7 +6,7 @@ set -u
 venv=$1
 version=2.13.0
 "$venv/bin/python" -c 'import torch' 2>/dev/null && exit 0
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --timeout 20 --retries 1 \
+"$venv/bin/python" -m pip install -qq --disable-pip-version-check --timeout 20 --retries 0 \
   --extra-index-url https://download.pytorch.org/whl/cpu "torch==$version+cpu" && exit 0
 echo "install-torch: torch $version for the CPU can't be had here; tests of torch are skipped" >&2
 exit 0

@@ -38,7 +38,6 @@ app = typer.Typer(
     epilog="SPEC is a file, a folder, or file.py:chain. Exit codes: 0 all is well, 1 a kernel is wrong or a golden "
     "file drifted, 2 the request is wrong, 3 something is missing on this machine, 74 the output can't be written.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -49,7 +49,7 @@ def export(
         print_json({"folder": str(made.folder), "files": list(made.files), "notes": list(made.notes)})
         return
     for note in made.notes:
-        complain(note)
+        complain(f"{note}\n")
     say(f"{len(made.files)} files in {made.folder}", f"to build and test it: make -C {made.folder} test")
 
 

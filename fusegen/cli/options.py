@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,21 +20,60 @@ class Launches:
 
 launches = Launches()
 
+
+def specs_like(incomplete: str) -> list[str]:
+    """Files and folders that a shell completes SPEC with; behind `file.py:`, the chains that the file's text has."""
+    file, colon, chain = incomplete.partition(":")
+    try:
+        if colon:
+            text = Path(file).read_text(encoding="utf-8")
+            found = re.findall(r"^@chain\b.*?^def (\w+)", text, re.DOTALL | re.MULTILINE)
+            return [f"{file}:{name}" for name in found if name.startswith(chain)]
+        folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".py" or path.is_dir())
+    except (OSError, UnicodeDecodeError):
+        return []
+    names = [f"{path}/" if path.is_dir() else str(path) for path in paths if not path.name.startswith((".", "__"))]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def targets_like(incomplete: str) -> list[str]:
+    from fusegen.targets import NAMES
+
+    return sorted(name for name in NAMES if name.startswith(incomplete))
+
+
+def sizes_like(ctx: typer.Context, incomplete: str) -> list[str]:
+    """`M=`, of the dims that the specs before it declare; of files that are read, and not run."""
+    found: dict[str, None] = {}
+    for spec in ctx.args:  # words that no parameter has taken yet: while a shell completes, arguments are among them
+        with suppress(OSError, UnicodeDecodeError):
+            text = Path(spec.partition(":")[0]).read_text(encoding="utf-8")
+            for names in re.findall(r"\bdims\(\s*[\"']([^\"']*)[\"']", text):
+                found |= dict.fromkeys(names.replace(",", " ").split())
+    return [f"{name}=" for name in found if f"{name}=".startswith(incomplete)]
+
+
 Spec = Annotated[
-    str, typer.Argument(metavar="SPEC", help="A file with one chain, or file.py:chain.", show_default=False)
-]
+    str,
+    typer.Argument(metavar="SPEC", help="A file with one chain, or file.py:chain.", show_default=False,
+                   autocompletion=specs_like),
+]  # fmt: skip
 Specs = Annotated[
-    list[str], typer.Argument(metavar="SPEC", help="Files, folders, or file.py:chain.", show_default=False)
-]
+    list[str],
+    typer.Argument(metavar="SPEC", help="Files, folders, or file.py:chain.", show_default=False,
+                   autocompletion=specs_like),
+]  # fmt: skip
 TargetName = Annotated[
     str | None,
-    typer.Option("--target", "-t", metavar="T", show_default=False,
+    typer.Option("--target", "-t", metavar="T", show_default=False, autocompletion=targets_like,
                  help="cuda:h200, cuda:sm_80, hip:mi300x, hip:gfx90a; without it, the GPU present, else cuda:h200."),
 ]  # fmt: skip
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="M=5", show_default=False, help="A size of the chain; may be given again."),
-]
+    typer.Option("--set", "-s", metavar="M=5", show_default=False, autocompletion=sizes_like,
+                 help="A size of the chain; may be given again."),
+]  # fmt: skip
 Dtype = Annotated[
     str | None,
     typer.Option("--dtype", metavar="D", show_default=False, help="Store floating-point arrays as f16, bf16 or f32."),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TextIO
 import typer
 from typer.core import TyperGroup
 
+from fusegen.cli.excerpts import excerpt
 from fusegen.errors import FusegenError, MissingError, OutputError, writing
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def verb(function: Callable[Parameters, int | None]) -> Callable[Parameters, Non
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             if (meant := meaning(error)) is not None:
-                complain(f"{meant}\n")
+                complain(f"{meant}\n{excerpt(meant)}")
                 if kwargs.get("as_json"):
                     print_error(type(meant).__name__, str(meant), meant.exit_code)
                 raise typer.Exit(meant.exit_code) from None
@@ -83,7 +84,7 @@ PASSED_OVER: list[FusegenError] = []
 def pass_over(*errors: FusegenError) -> None:
     """Say what is wrong with some of many, and go on with the others; the verb's exit code and its JSON know of it."""
     for error in errors:
-        complain(f"{error}\n")
+        complain(f"{error}\n{excerpt(error)}")
     PASSED_OVER.extend(errors)
 
 
