@@ -22,7 +22,7 @@ ROOMS = (
     "runtime database",
     "validation",
     "pipeline",
-    "measuring exporting",
+    "measuring exporting spreading",
     "operators",
     "tuning torch jax",
     "reporting",
@@ -41,7 +41,7 @@ OF_THE_PLANNER = {
     },
     "database": {"planner.model", "planner.rewrites"},
 }
-VENDORS = {"cuda", "hip", "rocm", "torch", "cupy", "jax"}
+VENDORS = {"cuda", "hip", "rocm", "torch", "cupy", "jax", "ray"}
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fusegen"
 PAGE = ROOT / "docs" / "architecture.md"

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from fusegen.cli import authoring, caching, exporting, reporting
-from fusegen.cli.options import AsJson, Dtype, Sets, Spec, Specs, TargetName, launches
+from fusegen.cli.options import AsJson, Dtype, Jobs, Ray, Sets, Spec, Specs, TargetName, TargetNames, launches
 from fusegen.cli.showing import (
     PASSED_OVER,
     Group,
@@ -280,20 +280,17 @@ def report_drift(differences: Any, count: int, out: Path, as_json: bool) -> int:
 @app.command("compile")
 @verb
 def compile_(
-    specs: Specs, target: TargetName = None, sets: Sets = None, dtype: Dtype = None,
+    specs: Specs, target: TargetNames = None, sets: Sets = None, dtype: Dtype = None,
     no_validate: Annotated[bool, typer.Option("--no-validate", help="Hand the kernel out unproven.")] = False,
-    as_json: AsJson = False,
+    jobs: Jobs = None, ray: Ray = None, as_json: AsJson = False,
 ) -> int:  # fmt: skip
     """Compile, gate and validate: registers, spills, shared memory, occupancy, size, time, verdicts. Needs no GPU."""
-    from fusegen.cli import asking, builds
+    from fusegen.cli import asking, builds, farms
 
-    chosen = asking.ask_target(target)
+    targets = asking.ask_several_targets(target)
     chains = asking.ask_chains(specs, sets or (), dtype)
-    outcomes = []
-    with progress(len(chains)) as bar:
-        for chain in chains:
-            bar.step(f"{chain.name} for {chosen}")
-            outcomes.append(builds.compile_one(chain, chosen, not no_validate))
+    pairs = [(chain, chosen) for chosen in targets for chain in chains]
+    outcomes = farms.compile_all(pairs, not no_validate, ray, jobs)
     if len(outcomes) == 1 and isinstance(outcomes[0].error, RequestError):
         raise outcomes[0].error
     code = worst(outcome.exit_code for outcome in outcomes)
@@ -433,7 +430,7 @@ def doctor(as_json: AsJson = False) -> int:
 @app.command()
 @verb
 def tune(
-    specs: Specs, target: TargetName = None, sets: Sets = None, dtype: Dtype = None,
+    specs: Specs, target: TargetNames = None, sets: Sets = None, dtype: Dtype = None,
     on: Annotated[str, typer.Option("--on", metavar="gpu|gpu:1", show_default=False, help="Which GPU.")] = "gpu",
     budget: Annotated[float, typer.Option("--budget", metavar="S", min=0.1,
                                           help="Seconds for the first timings of one chain's candidates.")] = 30.0,
@@ -442,26 +439,19 @@ def tune(
                                             help="A candidate that takes longer has hung.")] = 20.0,
     retry: Annotated[bool, typer.Option("--retry", help="Try again what hung or crashed before.")] = False,
     no_save: Annotated[bool, typer.Option("--no-save", help="Keep nothing of what is measured.")] = False,
-    as_json: AsJson = False,
+    jobs: Jobs = None, ray: Ray = None, as_json: AsJson = False,
 ) -> int:  # fmt: skip
     """Measure the planner's candidates on this GPU, of each kernel of a program; show and remember the winners."""
-    from fusegen import tuning
-    from fusegen.cli import asking, programs
+    from fusegen.cli import asking
     from fusegen.cli import tuning as words
-    from fusegen.database import Database
 
     asked = asking.ask_chains(specs, sets or (), dtype)
-    chosen = tuning.measurable(asking.ask_target(target), on)
-    chains = [graph for chain in asked for graph in programs.kernel_graphs(chain, chosen)]
-    with (
-        tuning.Bench(chosen, on, deadline_s=deadline) as bench,
-        progress(len(chains) * most, left=True) as bar,
-    ):
-        tuner = tuning.Tuner(bench, None if no_save else Database(), tuning.Effort(budget, most), retry)
-        reports, errors = words.tune_each(tuner, chains, bar)
+    targets = asking.ask_several_targets(target)
+    how = words.How(on, budget, most, deadline, retry, not no_save)
+    reports, errors = words.tune(asked, targets, how, ray, jobs)
     if as_json:
         print_json({"reports": [report.facts() for report in reports], "errors": [str(error) for error in errors]})
-    elif len(chains) == 1:
+    elif len(reports) + len(errors) == 1:
         words.show_report(reports[0])
     else:
         words.show_reports(reports)

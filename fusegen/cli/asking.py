@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
@@ -19,7 +20,8 @@ from fusegen.targets import GOLDEN_TARGETS, Target, target
 def ask_chains(specs: Sequence[str], sets: Sequence[str] = (), dtype: str | None = None) -> tuple[Chain, ...]:
     """The chains that SPEC... names, at the sizes and in the storage type asked for.
 
-    A size goes to every chain that has its dim; a dim that none of them has is an error. A chain that is named twice,
+    A size goes to every chain that has its dim; a dim that none of them has is an error. Of a dim with several sizes
+    there is a chain for each, and of several such dims for each combination. A chain that is named twice,
     as in `specs/ specs/copy.py`, counts once. A spec that is wrong, or can't have these sizes, is passed over if there
     are others, and is an error if there are none.
     """
@@ -41,11 +43,13 @@ def ask_chains(specs: Sequence[str], sets: Sequence[str] = (), dtype: str | None
     kind = None if dtype is None else ask_dtype(dtype)
     asked: list[Chain] = []
     for chain in chains:
-        try:
-            stored = chain if kind is None else chain.with_dtype(kind)
-            asked.append(stored.at(**{n: s for n, s in sizes.items() if n in chain.graph.sizes}))
-        except SpecError as error:
-            wrong.append(error)
+        own = {name: found for name, found in sizes.items() if name in chain.graph.sizes}
+        for numbers in itertools.product(*own.values()):
+            try:
+                stored = chain if kind is None else chain.with_dtype(kind)
+                asked.append(stored.at(**dict(zip(own, numbers, strict=True))))
+            except SpecError as error:
+                wrong.append(error)
     if not asked:
         *others, last = wrong
         pass_over(*others)
@@ -74,17 +78,17 @@ def spec_text(chain: Chain) -> str:
     return f"{chain.graph.where.file}:{chain.name}"
 
 
-def ask_sizes(sets: Sequence[str]) -> Mapping[str, int]:
-    """`M=5` given any number of times."""
-    sizes: dict[str, int] = {}
+def ask_sizes(sets: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
+    """`M=5` given any number of times, or `M=1,16,256`, each size once; of a dim that is given again the last ones."""
+    sizes: dict[str, tuple[int, ...]] = {}
     for text in sets:
-        name, equals, number = text.partition("=")
+        name, equals, numbers = text.partition("=")
         try:
-            sizes[name.strip()] = int(number)
+            sizes[name.strip()] = tuple(dict.fromkeys(map(int, numbers.split(","))))
         except ValueError:
             equals = ""
         if not equals or not name.strip():
-            raise RequestError(f"--set {text}: write a dim and its size, as in --set M=5")
+            raise RequestError(f"--set {text}: write a dim and its size, as in --set M=5, or its sizes: --set M=1,16")
     return sizes
 
 
@@ -104,6 +108,13 @@ def ask_target(name: str | None) -> Target:
     from fusegen.pipeline import choose_target
 
     return launched(choose_target(None))
+
+
+def ask_several_targets(names: str | None) -> tuple[Target, ...]:
+    """The targets named, between commas, each once; without a name as `ask_target`."""
+    if names is None:
+        return (ask_target(None),)
+    return tuple({(found := ask_target(name)).name: found for name in names.split(",")}.values())
 
 
 def launched(chosen: Target) -> Target:

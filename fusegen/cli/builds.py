@@ -201,7 +201,9 @@ def show_outcome(outcome: Outcome) -> None:
 
 def show_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Many kernels, a line each; what went wrong follows at length."""
-    rows = [row for outcome in outcomes for row in outcome_rows(outcome)]
+    rows = [
+        row for outcome, name in zip(outcomes, told_apart(outcomes), strict=True) for row in outcome_rows(outcome, name)
+    ]
     columns = ("!", "kernel!", "registers>", "spills>", "stack>", "shared>", "code>", "occupancy!", "time>")
     say(table(*columns, "valid!", rows=rows), wide=True)
     for outcome in outcomes:
@@ -215,11 +217,25 @@ def show_outcomes(outcomes: Sequence[Outcome]) -> None:
         say("", text)
 
 
-def outcome_rows(outcome: Outcome) -> list[tuple[Any, ...]]:
+def told_apart(outcomes: Sequence[Outcome]) -> list[str]:
+    """The chains' names; with sizes where one chain has several, and with targets where there are several."""
+    shapes: dict[str, set[str]] = {}
+    for outcome in outcomes:
+        shapes.setdefault(outcome.chain.name, set()).add(outcome.chain.graph.sizes_text())
+    several = len({outcome.target.name for outcome in outcomes}) > 1
+    names = []
+    for outcome in outcomes:
+        name = outcome.chain.name
+        sizes = f" {outcome.chain.graph.sizes_text()}" if len(shapes[name]) > 1 else ""
+        names.append(f"{name}{sizes}{f' {outcome.target}' if several else ''}")
+    return names
+
+
+def outcome_rows(outcome: Outcome, name: str) -> list[tuple[Any, ...]]:
     """A kernel's row; of a program one of its own, and below it each kernel's."""
     from rich.text import Text
 
-    first = Text(mark(outcome.ok), style=mark_style(outcome.ok)), outcome.chain.name
+    first = Text(mark(outcome.ok), style=mark_style(outcome.ok)), name
     valid = mark(outcome.validation.ok)
     cells = [resource_cells(built.binary) if built.binary else ("",) * 7 for built in outcome.kernels]
     if len(cells) == 1:

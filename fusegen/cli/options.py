@@ -69,10 +69,25 @@ TargetName = Annotated[
     typer.Option("--target", "-t", metavar="T", show_default=False, autocompletion=targets_like,
                  help="cuda:h200, cuda:sm_80, hip:mi300x, hip:gfx90a; without it, the GPU present, else cuda:h200."),
 ]  # fmt: skip
+TargetNames = Annotated[
+    str | None,
+    typer.Option("--target", "-t", metavar="T[,T]", show_default=False,
+                 help="As cuda:h200, or several: cuda:h200,hip:mi300x; without it, the GPU present, else cuda:h200."),
+]  # fmt: skip
+Ray = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS", show_default=False,
+                 help="Spread the work over a Ray cluster: HOST:PORT, auto, ray://HOST:10001, or local."),
+]  # fmt: skip
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", metavar="N", min=1, show_default=False,
+                 help="Spread the work over so many processes of this machine."),
+]  # fmt: skip  # fmt: skip
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="M=5", show_default=False, autocompletion=sizes_like,
-                 help="A size of the chain; may be given again."),
+                 help="A size of the chain, or several: M=1,16,256; may be given again."),
 ]  # fmt: skip
 Dtype = Annotated[
     str | None,

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -325,6 +326,9 @@ def finite(value: Any) -> Any:
 
 # ---------------------------------------------------------------- progress
 
+PATIENCE_S = 2.0  # how long a single step may take before there is a bar
+SPEED_S = 300.0  # of the latest steps, by which the rate goes: a step may take a minute
+
 
 class Progress:
     """Says what is being done. Off a terminal it says nothing."""
@@ -347,29 +351,62 @@ class Progress:
 
     def say(self, *parts: RenderableType, style: str | None = None, wide: bool = False) -> None:
         """Print a result while the bar is shown: the bar steps aside, since the two may be different streams."""
-        if self.live is not None:
+        shown = self.live is not None and self.live.live.is_started
+        if shown:
             self.live.stop()
         say(*parts, style=style, wide=wide)
         with going_out():
             sys.stdout.flush()
-        if self.live is not None:
+        if shown:
             self.live.start()
 
 
 @contextmanager
-def progress(total: int, left: bool = False) -> Iterator[Progress]:
-    """A bar on stderr over `total` steps, gone when done; none in a pipe, nor for a single step. `left`: it says how
-    much time is left."""
-    if total < 2 or not sys.stderr.isatty():
+def progress(total: int) -> Iterator[Progress]:
+    """A bar on stderr over `total` steps, with their rate and the time that is left, gone when done; none in a pipe. Of
+    a single step, once it has taken two seconds, how long it has taken."""
+    if not sys.stderr.isatty():
         yield Progress(None, None)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
+    from rich.progress import ProgressColumn as Column
     from rich.progress import TimeRemainingColumn as TimeLeftColumn
+    from rich.text import Text
 
+    class Rate(Column):
+        """`3.2/s`."""
+
+        def render(self, task: Any) -> Text:
+            return Text(rate(task.finished_speed or task.speed or 0.0))
+
+    one = (SpinnerColumn(), TimeElapsedColumn())
+    many = (SpinnerColumn(), BarColumn(16), MofNCompleteColumn(), Rate(), TimeLeftColumn(), TextColumn("left"))
     what = TextColumn("{task.description}")
-    times = (TimeLeftColumn(), TextColumn("left")) if left else (TimeElapsedColumn(),)
-    columns = (SpinnerColumn(), BarColumn(24), MofNCompleteColumn(), *times, what)
-    live = Bar(*columns, console=console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False)
-    with live:
-        yield Progress(live, live.add_task("", total=total, begun=False))
+    live = Bar(
+        *(many if total > 1 else one), what, console=console(stderr=True), transient=True, redirect_stdout=False,
+        redirect_stderr=False, speed_estimate_period=SPEED_S,
+    )  # fmt: skip
+    task = live.add_task("", total=total, begun=False)
+    later = threading.Timer(PATIENCE_S, live.start)
+    later.daemon = True
+    try:
+        if total > 1:
+            live.start()
+        else:
+            later.start()
+        yield Progress(live, task)
+    finally:
+        later.cancel()
+        if later.ident is not None:
+            later.join()
+        if live.live.is_started:
+            live.stop()
+
+
+def rate(speed: float) -> str:
+    """Of steps a second: `3.2/s`, or of slow ones `14/min` or `2.5/h`; nothing where none is known."""
+    if not speed:
+        return ""
+    seconds, unit = next(((n, unit) for n, unit in ((1, "s"), (60, "min")) if speed * n >= 1), (3600, "h"))
+    return f"{speed * seconds:.{0 if speed * seconds >= 10 else 1}f}/{unit}"

@@ -4,21 +4,72 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusegen.cli.showing import Progress, complain, print_json, put, say, table
+from fusegen.cli import farms, programs
+from fusegen.cli.showing import Progress, complain, print_json, progress, put, say, table
 from fusegen.database import Database, Measurement, Merged, Unsound, read_lines, read_shipped, write_lines
 from fusegen.emitting.golden import write_whole
 from fusegen.errors import FusegenError, MissingError, RequestError, writing
 
 if TYPE_CHECKING:
     from fusegen.language.graph import Graph
+    from fusegen.language.spec import Chain
+    from fusegen.targets import Target
     from fusegen.tuning import Report, Trial, Tuner
 
 SHOWN_CONFLICTS = 10
 
 # ---------------------------------------------------------------- tune
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What `tune` is told besides chains and targets."""
+
+    on: str
+    budget_s: float
+    most: int
+    deadline_s: float
+    retry: bool
+    save: bool
+
+
+def tune(
+    chains: Sequence[Chain], targets: Sequence[Target], how: How, ray: str | None, jobs: int | None
+) -> tuple[list[Report], list[FusegenError]]:
+    """Tune each kernel of chains for each target: by this process and one GPU, or as `ray` and `jobs` say."""
+    from fusegen import tuning
+
+    effort = tuning.Effort(how.budget_s, how.most)
+    spread = farms.ask_crew(ray, jobs)
+    gpus = how.on.split(",")
+    if len(gpus) > 1 and jobs is None:
+        raise RequestError(f"--on {how.on} names several GPUs, which takes --jobs\n  --ray finds its GPUs by itself")
+    if ray is None:
+        for target in targets:
+            for on in gpus:
+                tuning.measurable(target, on)
+    wanted = []
+    with progress(len(chains) * len(targets)) as bar:
+        for target in targets:
+            for chain in chains:
+                bar.step(f"{chain.name} for {target} is planned")
+                wanted += [(graph, target) for graph in programs.kernel_graphs(chain, target)]
+    if spread:
+        return farms.tune_all(wanted, ray, jobs, gpus, effort, how.deadline_s, how.retry, how.save)
+    reports, errors = [], []
+    database = Database() if how.save else None
+    with progress(len(wanted) * how.most) as bar:
+        for target in targets:
+            with tuning.Bench(target, how.on, deadline_s=how.deadline_s) as bench:
+                own = [graph for graph, other in wanted if other is target]
+                found = tune_each(tuning.Tuner(bench, database, effort, how.retry), own, bar)
+            reports += found[0]
+            errors += found[1]
+    return reports, errors
 
 
 def tune_each(tuner: Tuner, chains: Sequence[Graph], bar: Progress) -> tuple[list[Report], list[FusegenError]]:

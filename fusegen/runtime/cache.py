@@ -6,7 +6,8 @@ The logger `fusegen.cache` says on DEBUG what was hit and what was missed, and w
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,26 @@ class Entry:
     verdict: Mapping[str, Any] | None = None
 
 
+COLLECTIONS: list[dict[Key, Entry]] = []
+"""Those under way, which every hit and every entry that is stored goes to."""
+
+
+@contextmanager
+def collecting() -> Iterator[dict[Key, Entry]]:
+    """What this process finds in its caches or stores there meanwhile: all that another machine lacks of it."""
+    found: dict[Key, Entry] = {}
+    COLLECTIONS.append(found)
+    try:
+        yield found
+    finally:
+        COLLECTIONS[:] = [other for other in COLLECTIONS if other is not found]
+
+
+def collect(key: Key, entry: Entry) -> None:
+    for collection in COLLECTIONS:
+        collection[key] = entry
+
+
 class KernelCache:
     """The compiled kernels of one cache. Never raises for what the disk does: a file that can't be read is a miss."""
 
@@ -50,10 +71,21 @@ class KernelCache:
 
     def load(self, key: Key, target: Target) -> Entry | None:
         """The entry for `key`, its binary made out for `target`; None on a miss."""
-        return self.entries.load(key, lambda facts, code: unpack(facts, code, key, target))
+        entry = self.entries.load(key, lambda facts, code: unpack(facts, code, key, target))
+        if entry is not None:
+            collect(key, entry)
+        return entry
+
+    def take(self, entries: Mapping[Key, Entry]) -> None:
+        """Keep what was collected elsewhere, but for what is here and as good."""
+        for key, entry in entries.items():
+            own = self.load(key, entry.binary.target)
+            if own is None or (own.verdict is None and entry.verdict is not None):
+                self.store(key, entry)
 
     def store(self, key: Key, entry: Entry) -> None:
         """Keep `entry`, in place of what is there."""
+        collect(key, entry)
         binary = entry.binary
         facts = {
             "log": binary.log,

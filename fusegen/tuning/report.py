@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from fusegen.database import Measurement, Problem, Tools
+from fusegen.database import Database, Measurement, Problem, Tools
 from fusegen.database.rows import MOST_TEXT, Status
 from fusegen.language.graph import Graph
 from fusegen.measuring.timing import Timing
@@ -92,6 +93,13 @@ class Report:
     def rows(self) -> list[Measurement]:
         """What the database keeps of it."""
         return [trial.known or self.row(trial) for trial in self.trials if trial.times or trial.reason]
+
+    def keep(self, database: Database, known: Mapping[str, Measurement]) -> None:
+        """Keep it as all that the database knows of the problem, but for what is `known` of candidates that were not
+        tried."""
+        tried = {trial.configuration for trial in self.trials}
+        old = [row for name, row in known.items() if name not in tried]
+        database.replace(self.problem, self.tools, [*self.rows(), *old])
 
     def row(self, trial: Trial) -> Measurement:
         ok = trial.ok

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,9 +29,10 @@ from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.pipeline import gate, graph_of
 from fusegen.planner import candidates
-from fusegen.planner.model import Source
+from fusegen.planner.model import Candidates, Source
 from fusegen.planner.programs import program_instead
 from fusegen.runtime.cache import compiled
+from fusegen.targets import Target
 from fusegen.tuning.bench import Bench, Unfit
 from fusegen.tuning.report import Report, Trial
 from fusegen.version import VERSION
@@ -74,44 +75,57 @@ def unwatched(done: int, total: int, doing: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tuner:
-    """Tunes chains one after the other on one bench. `database` keeps what is found; None keeps nothing."""
+    """Tunes chains one after the other on one bench. `database` keeps what is found; None keeps nothing, and then
+    `remembered` are the rows to know from what hung or crashed before."""
 
     bench: Bench
     database: Database | None
     effort: Effort = Effort()
     retry: bool = False
+    remembered: tuple[Measurement, ...] = ()
 
     def tune(self, chain: Chain | Graph, watch: Watch = unwatched) -> Report:
         """Search one chain and keep what was found. Raises NoPlan, and MissingError where the operands do not fit."""
         start = time.monotonic()
-        target = self.bench.target
-        graph = graph_of(chain)
-        if graph.rows < 1:
-            raise RequestError(f"{graph.name} has no rows at {graph.sizes_text()}; there is nothing to measure")
-        found = candidates(graph, target)
-        if (program := program_instead(found)) is not None:
-            raise RequestError(
-                f"{graph.name} is a program of {len(program.steps)} kernels on {target}, and a search is of one\n"
-                "  tune each: for step in fusegen.plan(chain).steps: fusegen.tune(step.graph)"
-            )
-        found.need()
+        found = searchable(chain, self.bench.target)
         problem = problem_of(found)
-        assert problem is not None  # need() found a plan
-        tools = Tools(compiler_version(target.vendor), VERSION)
+        assert problem is not None  # searchable() found a plan
+        tools = Tools(compiler_version(found.target.vendor), VERSION)
         run = Run(self, found.graph, problem, tools, self.known(problem, tools), start, watch)
         return run.search([Trial(plan, rank) for rank, plan in enumerate(found.plans)])
 
     def known(self, problem: Problem, tools: Tools) -> dict[str, Measurement]:
         """What hung or crashed before under the same conditions, by configuration."""
-        if self.database is None or self.retry:
+        if self.retry:
             return {}
+        if self.database is None:
+            return unfit(self.remembered, problem, tools)
         try:
-            rows = self.database.rows(problem.graph)
+            return unfit(self.database.rows(problem.graph), problem, tools)
         except FusegenError as error:
             log.warning("%s", error)
             return {}
-        bad = [row for row in rows if row.status in ("hung", "crashed")]
-        return {row.configuration: row for row in bad if (row.problem, row.tools) == (problem, tools)}
+
+
+def searchable(chain: Chain | Graph, target: Target) -> Candidates:
+    """The candidates to search, of a chain of one kernel. Raises NoPlan, and RequestError for other chains."""
+    graph = graph_of(chain)
+    if graph.rows < 1:
+        raise RequestError(f"{graph.name} has no rows at {graph.sizes_text()}; there is nothing to measure")
+    found = candidates(graph, target)
+    if (program := program_instead(found)) is not None:
+        raise RequestError(
+            f"{graph.name} is a program of {len(program.steps)} kernels on {target}, and a search is of one\n"
+            "  tune each: for step in fusegen.plan(chain).steps: fusegen.tune(step.graph)"
+        )
+    found.need()
+    return found
+
+
+def unfit(rows: Iterable[Measurement], problem: Problem, tools: Tools) -> dict[str, Measurement]:
+    """Which of `rows` say of a candidate for `problem`, made by `tools`, that it hung or crashed; by configuration."""
+    bad = [row for row in rows if row.status in ("hung", "crashed")]
+    return {row.configuration: row for row in bad if (row.problem, row.tools) == (problem, tools)}
 
 
 class Run:
@@ -151,8 +165,7 @@ class Run:
         self.contest(finalists, len(tried))
         winner = min((t for t in finalists if t.ok and t.validated), key=lambda t: t.us, default=None)
         report = self.report(tried, untuned, winner, skipped)
-        old = [row for name, row in self.known.items() if name not in {t.configuration for t in tried}]
-        self.keep(lambda database: database.replace(self.problem, self.tools, [*report.rows(), *old]))
+        self.keep(lambda database: report.keep(database, self.known))
         self.watch(len(tried) + ROUNDS, len(tried) + ROUNDS, self.graph.name)
         return report
 
