@@ -155,7 +155,7 @@ def plan(
 
     chosen = asking.ask_target(target)
     ask = programs.ask_invariant if batch_invariant else programs.ask_plan
-    planned = [ask(chain.graph, chosen) for chain in asking.ask_chains(specs, sets or (), dtype)]
+    planned = programs.ask_all(asking.ask_chains(specs, sets or (), dtype), chosen, ask)
     if not as_json:
         for number, each in enumerate(each for each in planned if each.error is None):
             say(*[""] * bool(number))
@@ -192,7 +192,7 @@ def explain(
 
     chosen = asking.ask_target(target)
     documents = []
-    planned = [programs.ask_plan(chain.graph, chosen) for chain in asking.ask_chains(specs, sets or (), dtype)]
+    planned = programs.ask_all(asking.ask_chains(specs, sets or (), dtype), chosen)
     for number, each in enumerate(each for each in planned if each.error is None):
         if not as_json:
             say(*[""] * bool(number))
@@ -314,7 +314,9 @@ def inspect(
     from fusegen.cli import asking, inspecting
 
     chain, chosen = asking.ask_chain(spec, sets or (), dtype), asking.ask_target(target)
-    shown = inspecting.look(chain, chosen, what.value)
+    with progress(1) as bar:
+        bar.step(f"{chain.name} for {chosen}")
+        shown = inspecting.look(chain, chosen, what.value)
     if as_json:
         print_json({"chain": chain.name, "target": chosen.name, "what": what.value, **shown.facts})
     else:
@@ -342,7 +344,7 @@ def validate(
     chains = list(asking.ask_chains(specs, sets or (), dtype))
     find(chosen, on)  # says at once when there is no such device
     if lengths:
-        chains = [other for chain in chains for other in builds.at_lengths(chain, chosen, on)]
+        chains = builds.at_all_lengths(chains, chosen, on)
     results = []
     with progress(len(chains)) as bar:
         for chain in chains:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusegen.cli import programs
-from fusegen.cli.showing import Progress, mark, mark_style, mebibytes, prose, say, table
+from fusegen.cli.showing import Progress, mark, mark_style, mebibytes, progress, prose, say, table
 from fusegen.compiling import Binary
 from fusegen.errors import FusegenError, KernelError, MissingError, RequestError
 from fusegen.language.spec import Chain
@@ -129,6 +129,7 @@ def outcome_facts(outcome: Outcome) -> dict[str, Any]:
     """Of a program each kernel's facts stand under `steps`."""
     facts: dict[str, Any] = {
         "chain": outcome.chain.name,
+        "sizes": dict(outcome.chain.graph.sizes),
         "target": outcome.target.name,
         "ok": outcome.exit_code == 0,
         "seconds": outcome.seconds,
@@ -295,6 +296,16 @@ def at_lengths(chain: Chain, target: Target, on: str) -> list[Chain]:
     programs.need_kernel(chain, target, "--lengths is for the row lengths of")
     plan = pipeline.compile(chain, target, on=on, validate=False).plan
     return list(validation.at_lengths(chain, plan).values())
+
+
+def at_all_lengths(chains: Sequence[Chain], target: Target, on: str) -> list[Chain]:
+    """Each chain at every length of its own."""
+    found = []
+    with progress(len(chains)) as bar:
+        for chain in chains:
+            bar.step(f"{chain.name} for {target} is planned")
+            found += at_lengths(chain, target, on)
+    return found
 
 
 def show_validation(bar: Progress, chain: Chain, target: Target, validation: Validation, every: bool) -> None:

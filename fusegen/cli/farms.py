@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from fusegen.cli import builds
+from fusegen.cli import builds, programs
 from fusegen.cli.showing import complain, pass_over, progress
 from fusegen.errors import FusegenError, RequestError
 from fusegen.language.spec import Chain
@@ -33,13 +35,12 @@ def crew_of(
             yield processes
         return
     cluster = Cluster(ray, measured)
-    with progress(1) as bar:
-        bar.step(f"asking for the Ray cluster at {ray}")
-        cluster.__enter__()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # Ray says there whose worker died
+        with progress(1) as bar:
+            bar.step(f"asking for the Ray cluster at {ray}")
+            stack.enter_context(cluster)
         yield cluster
-    finally:
-        cluster.__exit__(None, None, None)
 
 
 def ask_crew(ray: str | None, jobs: int | None) -> bool:
@@ -80,28 +81,41 @@ def compile_all(pairs: Sequence[Pair], validate: bool, ray: str | None, jobs: in
 
 
 def tune_all(
-    wanted: Sequence[tuple[Graph, Target]], ray: str | None, jobs: int | None, gpus: Sequence[str], effort: Effort,
-    deadline_s: float, retry: bool, save: bool,
+    chains: Sequence[Chain], targets: Sequence[Target], ray: str | None, jobs: int | None, gpus: Sequence[str],
+    effort: Effort, deadline_s: float, retry: bool, save: bool,
 ) -> tuple[list[Report], list[FusegenError]]:  # fmt: skip
-    """The reports of those that could be tuned, in the order asked for, and of the others why not, which is said. The
-    only one's error is raised."""
+    """The reports of those kernels that could be tuned, in the order asked for, and of the others why not, which is
+    said. The only one's error is raised."""
     from fusegen.database import Database
     from fusegen.tuning.farm import Farm
     from fusegen.tuning.report import Report
 
     reports: dict[int, Report] = {}
     errors: dict[int, FusegenError] = {}
-    measured = tuple({target.name: target for _, target in wanted}.values())
-    with crew_of(ray, jobs, measured, gpus) as crew, progress(max(2, len(wanted))) as bar:
+    with crew_of(ray, jobs, targets, gpus) as crew:
+        wanted = planned(chains, targets)
         farm = Farm(crew, Database() if save else None, effort, deadline_s, retry)
-        for number, found in farm.tune(wanted, bar.reach):
-            if isinstance(found, Report):
-                reports[number] = found
-            else:
-                errors[number] = found
+        with progress(2 + len(wanted)) as bar:
+            bar.step("what is to be compiled is planned")
+            for number, found in farm.tune(wanted, bar.reach):
+                if isinstance(found, Report):
+                    reports[number] = found
+                else:
+                    errors[number] = found
     if len(wanted) == 1 and errors:
         raise errors[0]
     for number, error in sorted(errors.items()):
         graph, target = wanted[number]
         complain(f"{graph.name} at {graph.sizes_text()} for {target} is not tuned: {error}\n")
     return [reports[number] for number in sorted(reports)], [errors[number] for number in sorted(errors)]
+
+
+def planned(chains: Sequence[Chain], targets: Sequence[Target]) -> list[tuple[Graph, Target]]:
+    """Every kernel of every chain, for each target."""
+    found = []
+    with progress(len(chains) * len(targets)) as bar:
+        for target in targets:
+            for chain in chains:
+                bar.step(f"{chain.name} for {target} is planned")
+                found += [(graph, target) for graph in programs.kernel_graphs(chain, target)]
+    return found

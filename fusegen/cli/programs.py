@@ -3,12 +3,12 @@ them and why, its workspace, and the other cuts that were looked at."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fusegen.cli import plans
-from fusegen.cli.showing import heading, labelled, mebibytes, points, prose, say, table, times
+from fusegen.cli.showing import heading, labelled, mebibytes, points, progress, prose, say, table, times
 from fusegen.errors import NoPlan, RequestError
 from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
@@ -77,6 +77,18 @@ def need_kernel(chain: Chain, target: Target, what: str) -> None:
             f"{what} one kernel, and {chain.name} on {target} is a program of {count}: {names}\n"
             "  write what one of them computes as a chain of its own; `fusegen explain` shows where it was cut"
         )
+
+
+def ask_all(
+    chains: Sequence[Chain], target: Target, ask: Callable[[Graph, Target], Planned] = ask_plan
+) -> list[Planned]:
+    """What is planned of each chain; to plan one of forty steps takes seconds."""
+    planned = []
+    with progress(len(chains)) as bar:
+        for chain in chains:
+            bar.step(f"{chain.name} for {target} is planned")
+            planned.append(ask(chain.graph, target))
+    return planned
 
 
 def kernel_graphs(chain: Chain, target: Target) -> list[Graph]:

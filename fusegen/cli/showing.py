@@ -368,13 +368,20 @@ def progress(total: int) -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield Progress(None, None)
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
     from rich.progress import Progress as Bar
-    from rich.progress import ProgressColumn as Column
     from rich.progress import TimeRemainingColumn as TimeLeftColumn
+    from rich.table import Column
     from rich.text import Text
 
-    class Rate(Column):
+    class Rate(ProgressColumn):
         """`3.2/s`."""
 
         def render(self, task: Any) -> Text:
@@ -382,10 +389,10 @@ def progress(total: int) -> Iterator[Progress]:
 
     one = (SpinnerColumn(), TimeElapsedColumn())
     many = (SpinnerColumn(), BarColumn(16), MofNCompleteColumn(), Rate(), TimeLeftColumn(), TextColumn("left"))
-    what = TextColumn("{task.description}")
+    what = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
     live = Bar(
         *(many if total > 1 else one), what, console=console(stderr=True), transient=True, redirect_stdout=False,
-        redirect_stderr=False, speed_estimate_period=SPEED_S,
+        redirect_stderr=False, speed_estimate_period=SPEED_S, expand=True,
     )  # fmt: skip
     task = live.add_task("", total=total, begun=False)
     later = threading.Timer(PATIENCE_S, live.start)

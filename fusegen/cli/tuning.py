@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusegen.cli import farms, programs
+from fusegen.cli import farms
 from fusegen.cli.showing import Progress, complain, print_json, progress, put, say, table
 from fusegen.database import Database, Measurement, Merged, Unsound, read_lines, read_shipped, write_lines
 from fusegen.emitting.golden import write_whole
@@ -52,14 +52,9 @@ def tune(
         for target in targets:
             for on in gpus:
                 tuning.measurable(target, on)
-    wanted = []
-    with progress(len(chains) * len(targets)) as bar:
-        for target in targets:
-            for chain in chains:
-                bar.step(f"{chain.name} for {target} is planned")
-                wanted += [(graph, target) for graph in programs.kernel_graphs(chain, target)]
     if spread:
-        return farms.tune_all(wanted, ray, jobs, gpus, effort, how.deadline_s, how.retry, how.save)
+        return farms.tune_all(chains, targets, ray, jobs, gpus, effort, how.deadline_s, how.retry, how.save)
+    wanted = farms.planned(chains, targets)
     reports, errors = [], []
     database = Database() if how.save else None
     with progress(len(wanted) * how.most) as bar:
@@ -141,11 +136,12 @@ def regret_text(report: Report) -> str:
 def show_reports(reports: Sequence[Report]) -> None:
     """Many chains, a line each: the untuned choice beside the winner."""
     rows = []
+    several = len({report.problem.target for report in reports}) > 1
     for report in reports:
         winner, untuned = report.winner, report.untuned
         rows.append(
             (
-                report.graph.name,
+                f"{report.graph.name} {report.problem.target}" if several else report.graph.name,
                 report.graph.sizes_text(),
                 ", ".join(dict.fromkeys(str(t.dtype) for t in report.graph.inputs if t.shape)),
                 microseconds(untuned.us) if untuned and untuned.ok else "-",

@@ -96,6 +96,11 @@ class Cluster:
         self.lonely_since = None
         try:
             reply = future.result()
+        except self.ray.exceptions.LocalRayletDiedError as error:
+            raise MissingError(
+                f"Ray ended on the node of the cluster at {self.address} that this machine takes part by\n"
+                "  all that was done until then is kept; `ray status` shows what became of the others"
+            ) from error
         except self.ray.exceptions.RayError as error:
             said = " ".join(str(error).split())[:300]
             return Answer(
@@ -229,8 +234,13 @@ def rehearse(address: str) -> None:
     except subprocess.TimeoutExpired:
         raise MissingError(unreachable(address, f"Ray there gave no answer within {CONNECT_S:.0f} s")) from None
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"Ray ended with code {done.returncode}"])[-1]
-        raise MissingError(unreachable(address, said[:300]))
+        lines = done.stderr.strip().splitlines() or [f"Ray ended with code {done.returncode}"]
+        if any("AuthenticationError" in line for line in lines):
+            raise MissingError(
+                f"the Ray cluster at {address} does not let this machine in: it asks for its token\n"
+                "  bring ~/.ray/auth_token of its head here, and set RAY_AUTH_MODE=token here and on every node"
+            )
+        raise MissingError(unreachable(address, lines[-1][:300]))
 
 
 def knock(address: str) -> None:
