@@ -360,7 +360,7 @@ def test_compile_reports_and_validates(run: Run, gpu: str) -> None:
     (kernel,) = facts["kernels"]
     assert facts["ok"] is kernel["ok"] is kernel["validation"]["ok"] is True
     assert set(kernel) == {
-        "chain", "target", "ok", "seconds", "gate", "validation", "error", "entry", "arch", "compiler",
+        "chain", "sizes", "target", "ok", "seconds", "gate", "validation", "error", "entry", "arch", "compiler",
         "compile_seconds", "binary_bytes", "threads", "resources", "occupancy",
     }  # fmt: skip
     assert kernel["validation"]["report"]["cases"]

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from fusegen.database import Database, Measurement, lookup
 from fusegen.language.spec import load_chains
 from fusegen.planner import candidates
 from fusegen.targets import H200
-from fusegen.tuning import Bench
+from fusegen.tuning import Bench, farm
+from tests import farm_work
 from tests.measurements import FOUND, LATER, NAMES, ROW
 from tests.tools import needs_both
 
@@ -118,6 +120,23 @@ def test_one_chain_that_can_not_be_tuned_does_not_stop_the_others(run: Run, spec
     assert "other at M=0 N=4096 is not tuned: other has no rows" in found.stderr
     assert [report["chain"] for report in document(found)["reports"]] == ["copy"]
     run("tune", spec, *words, code=2)
+
+
+@needs_both
+def test_tune_over_processes(run: Run, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sizes are tuned, a third can't be; one process compiles, and another measures (tests/farm_work.py)."""
+    monkeypatch.setattr(tuning, "measurable", lambda target, on: target)
+    monkeypatch.setattr(farm, "Farm", partial(farm.Farm, measure=farm_work.measured))
+    words = ("--target", "cuda:h200", "--set", "N=1024", "--most", "2", "--jobs", "1")
+    found = run("tune", spec, "--set", "M=4,0,8", *words, code=2)
+    assert "other at M=0 N=1024 for cuda:h200 is not tuned: other has no rows" in found.stderr
+    lines = found.stdout.splitlines()
+    assert [line.split()[:3] for line in lines[1:3]] == [["other", f"M={m}", "N=1024"] for m in (4, 8)]
+    assert all(f" {farm_work.FASTEST_US:.1f} us " in line for line in lines[1:3])
+    assert sorted((row.sizes, row.ok) for row in Database().rows()) == [(f"M={m} N=1024", True) for m in (4, 4, 8, 8)]
+    assert "is not tuned" not in run("tune", spec, "--set", "M=0", *words, code=2).stderr, (
+        "the only one's error is raised"
+    )
 
 
 def test_tune_without_a_gpu(run: Run, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
