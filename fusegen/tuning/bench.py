@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusegen.database.rows import Status
 from fusegen.errors import MissingError
+from fusegen.spreading.processes import no_pipe_kills
 from fusegen.tuning import wire
 from fusegen.tuning.child import Open, Task, Time, Validate
 from fusegen.version import PACKAGE
@@ -67,10 +68,12 @@ class Bench:
         self.command = tuple(command)
         self.process: subprocess.Popen[bytes] | None = None
         self.said = tempfile.TemporaryFile()  # noqa: SIM115  (what children write to stderr; closed with the bench)
+        self.piping = no_pipe_kills()  # a child may be dead when it is told something
         self.device = ""
         self.copy_rate = 0.0  # bytes per µs
 
     def __enter__(self) -> Bench:
+        self.piping.__enter__()
         try:
             self.start()
         except BaseException:
@@ -83,6 +86,7 @@ class Bench:
     ) -> None:
         self.end()
         self.said.close()
+        self.piping.__exit__(None, None, None)
 
     # ---------------------------------------------------------------- what is asked
 

@@ -270,6 +270,25 @@ def test_a_child_that_does_not_start_is_said(tmp_path: Path) -> None:
         pass  # the real child, with the real stopwatch
 
 
+def test_a_child_that_died_between_two_tasks_does_not_take_the_command_with_it() -> None:
+    """As in the command line, where a write to a pipe that nobody reads ends the process by SIGPIPE."""
+    child = (
+        "import json, sys; from fusegen.tuning import wire; wire.receive(sys.stdin.buffer.read);"
+        "wire.send(sys.stdout.buffer, json.dumps({'device': 'none', 'copy_rate': 1.0}).encode())"
+    )
+    code = (
+        "import signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+        "from fusegen.targets import H200; from fusegen.tuning import Bench, Unfit; from fusegen.tuning.child import Time\n"
+        f"with Bench(H200, command=(sys.executable, '-c', {child!r})) as bench:\n"
+        "    bench.process.wait()\n"
+        "    try: bench.ask(Time(None, None, 1), 5)\n"
+        "    except Unfit as error: print(error.status, error.reason)\n"
+        "assert signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, "crashed its process ended with code 0\n"), done.stderr
+
+
 def test_a_child_leaves_with_its_parent(tmp_path: Path) -> None:
     """A parent that is killed leaves no process behind, even one that hangs in a launch."""
     code = (
