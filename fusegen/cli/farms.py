@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import io
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from fusegen.language.graph import Graph
     from fusegen.spreading import Crew
     from fusegen.tuning import Effort, Report
+
+log = logging.getLogger("fusegen.spreading")
 
 Pair = tuple[Chain, Target]
 
@@ -36,11 +39,21 @@ def crew_of(
         return
     cluster = Cluster(ray, measured)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # Ray says there whose worker died
+        stack.enter_context(contextlib.redirect_stdout(Overheard()))
         with progress(1) as bar:
             bar.step(f"asking for the Ray cluster at {ray}")
             stack.enter_context(cluster)
         yield cluster
+
+
+class Overheard(io.TextIOBase):
+    """What Ray prints while others' results are not yet there, such as twenty lines of each worker that died: none of
+    it is a result, which may be JSON. `fusegen --verbose` shows it."""
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            log.info("Ray says: %s", text.strip())
+        return len(text)
 
 
 def ask_crew(ray: str | None, jobs: int | None) -> bool:

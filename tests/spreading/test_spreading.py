@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,6 +183,26 @@ def test_accelerators_by_name() -> None:
 
 def replaced(job: Job, gpu: Any) -> Job:
     return replace(job, gpu=gpu)
+
+
+def test_a_cluster_that_loses_its_last_gpu_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu: dict[str, Any] = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0, "accelerator_type:H200": 1.0}}
+    nodes = [gpu, {"Alive": True, "Resources": {"CPU": 64.0}}]
+    crew = Cluster("10.0.0.1:6379")
+    crew.ray = SimpleNamespace(nodes=lambda: nodes)
+    waiting = [Job("measure", farm_work.squared, (1,), H200)]
+    assert crew.accelerator(H200) == "H200"
+    assert crew.accelerator(target("cuda:sm_90")) is None
+    crew.look(waiting)
+    gpu["Alive"] = False
+    crew.look(waiting)  # it may come back
+    monkeypatch.setattr(cluster, "ALONE_S", 0.0)
+    with pytest.raises(
+        MissingError, match=r"no node .* could do what is left for 0 s\n  its nodes have: 64 CPU\n  all that"
+    ):
+        crew.look(waiting)
+    crew.look([Job("compile", farm_work.squared, (1,))])
+    assert crew.lonely_since is None
 
 
 # ---------------------------------------------------------------- a cluster that is not there

@@ -278,7 +278,8 @@ def test_a_child_that_died_between_two_tasks_does_not_take_the_command_with_it()
     )
     code = (
         "import signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
-        "from fusegen.targets import H200; from fusegen.tuning import Bench, Unfit; from fusegen.tuning.child import Time\n"
+        "from fusegen.targets import H200; from fusegen.tuning import Bench, Unfit\n"
+        "from fusegen.tuning.child import Time\n"
         f"with Bench(H200, command=(sys.executable, '-c', {child!r})) as bench:\n"
         "    bench.process.wait()\n"
         "    try: bench.ask(Time(None, None, 1), 5)\n"
