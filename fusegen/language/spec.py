@@ -411,7 +411,8 @@ def load_chains(path: str | Path, passed_over: Callable[[RequestError], None] | 
 
 def load_file(file: Path, need: bool = True) -> tuple[Chain, ...]:
     if not file.is_file():
-        raise RequestError(f"there is no spec at {file}; name a file, a folder, or file.py:chain")
+        hint = f"; a size of a chain is an option: --set {file}" if "=" in str(file) else ""
+        raise RequestError(f"there is no spec at {file}; name a file, a folder, or file.py:chain{hint}")
     if any("\udc80" <= c <= "\udcff" for c in str(file)):  # how Python writes bytes that are no UTF-8 (PEP 383)
         raise RequestError(f"the spec's name {str(file)!r} is not UTF-8, as fusegen's files are; rename it")
     label = "fusegen_spec_" + hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:12]

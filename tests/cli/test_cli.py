@@ -499,6 +499,7 @@ def test_a_wrong_spec_is_one_sentence_with_its_place(
     ("words", "says"),
     [
         (("plan", "nowhere.py"), "there is no spec at nowhere.py"),
+        (("plan", "chains.py", "M=5"), "a size of a chain is an option: --set M=5"),
         (("plan", "chains.py:other"), "chains.py has no chain 'other'; it has scaled, normed"),
         (("plan", "chains.py", "--set", "Q=3"), "--set Q: no chain here has that dim; there are M, N"),
         (("plan", "chains.py", "--set", "N"), "--set N: write a dim and its size, as in --set M=5"),
