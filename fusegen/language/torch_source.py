@@ -25,6 +25,7 @@ from fusegen.language import ops
 from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, plain
 from fusegen.language.naming import value_names
 from fusegen.language.scans import SORTED, WAYS
+from fusegen.language.torch_views import size_line, view_text
 from fusegen.language.trace import OPS, Value, tracing
 from fusegen.language.types import F8, Dim, DType, f32, i4, i8, i32, size_of, u4, u8, u32
 
@@ -74,8 +75,18 @@ TEXTS: Mapping[str, str] = {
     "top_columns": "torch.topk({0}, {k}, -1{order}).indices", "take": "torch.take_along_dim({0}, {1}, -1)",
     "gather": "{0}[{1}]", "take_at": "torch.take_along_dim({0}, {1}.long(), -1)",
     "scatter": "{0}.index_copy_(0, {1}.flatten().long(), {2}.flatten(0, -{0}.dim()).to({0}.dtype))",
+    "code_of_f4e2m1": "(8 * ({0} < 0) + torch.where((a := {0}.abs().nan_to_num(6.0)) < 2, (2 * a).round(), "
+    "torch.where(a < 4, 2 + a.round(), 4 + (a / 2).round().clamp(max=3)))).to(torch.int32)",
+    "f4e2m1_of_code": "torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], "
+    "device={0}.device)[{0}.long() & 15]",
+    "round_f4e2m1": "torch.where((a := {0}.abs().nan_to_num(6.0)) < 2, (2 * a).round() / 2, "
+    "torch.where(a < 4, a.round(), 2 * (a / 2).round()).clamp(max=6)).copysign({0})",
     "transpose": "{0}.mT", "matmul": "{0} @ {1}", "matmul_tf32": "{0} @ {1}",
 }  # fmt: skip
+SCATTERED_BYTES = (  # torch has no index_copy_ of 8-bit floats
+    "{0}.view(torch.uint8).index_copy_(0, {1}.flatten().long(), "
+    "{2}.flatten(0, -{0}.dim()).to({0}.dtype).view(torch.uint8)).view({0}.dtype)"
+)
 BLOCKS = (  # of 128 x 128, scaled before they are multiplied
     "({0}.float() * {2}.repeat_interleave(128, -1)) @ "
     "({1}.float() * {3}.mT.repeat_interleave(128, -2).repeat_interleave(128, -1))"
@@ -248,8 +259,9 @@ def torch_source(graph: Graph) -> str:
     lines = [
         f'"""{graph.name} as its author would write it in torch, at {graph.sizes_text()}."""\n',
         "import torch",
-        "import torch.nn.functional as F\n\n",
-        "def constants(device):",
+        "import torch.nn.functional as F\n",
+        *([sizes] if (sizes := size_line(graph)) else []),
+        "\ndef constants(device):",
         *(f"    {line}" for line in made),
         f"    return ({hoisted},)\n\n" if hoisted else "    return ()\n\n",
         f"def {function_name(graph)}({parameters}):",
@@ -316,6 +328,8 @@ class Writer:
         for tensor in self.graph.inputs:
             if tensor.dtype is u32 and tensor.shape:  # on which torch itself has few ops
                 yield f"{self.name(tensor.node)} = {self.name(tensor.node)}.to(torch.int64)"
+            if tensor.dtype in (i8, u8) and tensor.shape and self.computed_with(tensor.node):  # as i32, not modulo 256
+                yield f"{self.name(tensor.node)} = {self.name(tensor.node)}.to(torch.int32)"
         for node in self.graph.nodes:
             if node not in self.wanted or node in self.constant or node.op.kind is Kind.INPUT:
                 continue
@@ -323,6 +337,15 @@ class Writer:
                 yield f"{self.name(self.values[node])}, {self.name(node)} = {self.text(node)}"
             elif node not in self.values.values():
                 yield f"{self.name(node)} = {self.text(node)}"
+
+    def computed_with(self, node: Node) -> bool:
+        """Does an op read the numbers, as they are or through views?"""
+        users = self.graph.users[node]
+        return any(
+            (u.op.kind is Kind.MAP and u.op.name != "to_f32")
+            or (u.op.kind in (Kind.VIEW, Kind.JOIN) and self.computed_with(u))
+            for u in users
+        )
 
     def made_beforehand(self) -> Iterator[str]:
         needed = set(self.hoisted)
@@ -360,9 +383,12 @@ class Writer:
             shape = tuple(size_of(size, self.graph.sizes) for size in node.shape)
             beside = next(self.name(t.node) for t in self.graph.inputs if t.shape)
             return f"torch.randint(-(2**31), 2**31, {shape}, dtype=torch.int32, device={beside}.device)"
+        if node.op.kind in (Kind.VIEW, Kind.JOIN):
+            return view_text(node, [self.name(a) for a in node.inputs], self.graph)
         if node.op.kind is Kind.LEAF:
             axis = -1 if node.op.name == "col_index" else -2
-            index = f"torch.arange({size_of(self.graph.shape[axis], self.graph.sizes)}, device=device)"
+            size = (node.shape if self.graph.viewed else self.graph.shape)[axis]
+            index = f"torch.arange({size_of(size, self.graph.sizes)}, device=device)"
             return index if axis == -1 else f"{index}[:, None]"
         arguments = [self.argument(a, node) for a in node.inputs]
         template = TEXTS[node.op.name]
@@ -379,6 +405,8 @@ class Writer:
         if node.op.name == "gather":  # its index has an axis for each of a row's
             own = len(node.inputs[0].shape) - 1
             arguments[1] += f"[..., {', '.join(['0'] * own)}]" if own and node.inputs[1].shape else ""
+        if node.op.name == "scatter" and self.graph.tensor_of[node.inputs[0]].dtype.narrow:
+            template = SCATTERED_BYTES
         if node.op.name in CLAMPS and any(self.is_number(a) for a in node.inputs):
             template = CLAMPS[node.op.name]
             if self.is_number(node.inputs[0]):

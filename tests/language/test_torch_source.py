@@ -7,20 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusegen import bf16, chain, dims, f8e4m3, f8e5m2, f16, f32, i8, i32, u8
+from fusegen import bf16, chain, dims, f8e4m3, f8e5m2, f16, f32, i4, i8, i32, u8
 from fusegen import ops as F
 from fusegen.language.graph import Graph, Kind
 from fusegen.language.naming import entry_name
 from fusegen.language.ops import PRIMITIVES
 from fusegen.language.reference import draws, reference, reference_source
 from fusegen.language.spec import Chain
-from fusegen.language.torch_source import COMPOSITES, TEXTS, match, torch_chain, torch_source
+from fusegen.language.torch_source import COMPOSITES, DTYPES, TEXTS, match, torch_chain, torch_source
+from fusegen.language.types import DType
+from fusegen.measuring.operands import operands
+from fusegen.measuring.peers import tensor_over
 from fusegen.planner.rewrites import simplify
+from fusegen.runtime import finding
+from fusegen.targets import H200
 from tests.chains import random_chain
 from tests.language.test_products import ALL as PRODUCTS
 from tests.language.test_products import bias_gelu, norm_swiglu, scaled
 from tests.language.test_unfusing import OWN, SELECTING, as_tuple, small, values_for
 from tests.sizes import sizes_at
+from tests.specs import FEW, PROGRAMS
 from tests.specs import ROWS as SPECS
 from tests.torch_reference import tensor, torch_reference
 
@@ -52,7 +58,7 @@ def check(graph: Graph, rtol: float = 2e-4) -> None:
 
 
 def test_every_op_has_its_text() -> None:
-    without = {"philox", "code_of_f4e2m1", "f4e2m1_of_code", "round_f4e2m1"}  # torch has no such type or generator
+    without = {"philox"}  # torch's generator is another one
     assert set(TEXTS) | without == {op.name for op in PRIMITIVES} | {"scatter", "transpose", "matmul", "matmul_tf32"}
 
 
@@ -72,6 +78,64 @@ def test_specs_in_their_own_types(name: str) -> None:
     if graph.selection is not None:
         pytest.skip("numbers of 16 bits tie, and torch returns ties in any order")
     check(small(SPECS[name]).at(**sizes_at(graph, 64)), rtol=0.05)
+
+
+UNLIKE = {"decoder_layer_prefill": 0.2, "mxfp8_quant": 0.51, "fp8_norm_swiglu_quant": 0.04}
+"""How far a result may be off, where what torch rounds decides a softmax of large logits, a power of two or a code."""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_views_programs_and_narrow_types(name: str) -> None:
+    """All that bench compares with torch: operands as bench makes them, results within what 16 and 8 bits round."""
+    chain = PROGRAMS[name]
+    graph = chain.graph.at(**(FEW.get(name) or {dim: min(size, 256) for dim, size in chain.graph.sizes.items()}))
+    tensors = [tensor_over(torch, value) for value in operands(finding.find(H200, "emulator"), graph).inputs]
+    values = [
+        as_numpy(value, t.dtype) for value, t in zip(tensors, graph.inputs, strict=True)
+    ]  # before it is written to
+    with np.errstate(all="ignore"):
+        wanted = as_tuple(reference(graph)(*values))
+    run = torch_chain(graph)
+    got = as_tuple(run.function(*tensors, *run.constants("cpu")))
+    for out, one, law in zip(graph.outputs, got, wanted, strict=True):
+        assert str(one.dtype) == DTYPES[out.dtype.name if not out.dtype.packed else "u8"]
+        left, right = one.double().numpy(), np.asarray(law).astype(np.float64)
+        assert left.shape == right.shape
+        assert (np.isfinite(left) == np.isfinite(right)).all()
+        kept = np.isfinite(left)
+        step = max(UNLIKE.get(name, 0.02), 0.15 if out.dtype.narrow else 0)
+        assert abs(left - right)[kept].max(initial=0) <= step * abs(right[kept]).max(initial=0), out.name
+
+
+def as_numpy(value: Any, dtype: DType) -> Any:
+    """A copy."""
+    if not hasattr(value, "view"):
+        return value
+    if dtype is bf16 or (dtype.narrow and dtype.kind == "float"):
+        raw = torch.uint8 if dtype.bytes == 1 else torch.int16
+        return value.view(raw).numpy().copy().view(dtype.numpy)
+    return value.numpy().copy()
+
+
+@chain(M=4, N=10, K=3)
+def turned(
+    x: f32[M, N], codes: i4[M, N]
+) -> tuple[f32[M, N], f32[M, N // 2], f32[2, 3], f32[M, N], f32[K, M, N], f32[N, M]]:
+    """Views and joins of each kind; torch has no steps backward."""
+    joined = F.concat([x[:, 5:], x[:, :5]])
+    return (
+        F.flip(x), x[:, ::-2], F.roll(x, 3)[3:0:-2, 7:1:-2] * 2, joined + codes,
+        F.broadcast(x, (K, M, N)), F.rearrange(x, "m n -> n m"),
+    )  # fmt: skip
+
+
+def test_views_of_each_kind() -> None:
+    graph = turned.graph
+    values = {**values_for(graph), "codes": np.arange(20, dtype=np.uint8).reshape(4, 5) * 13}
+    run = torch_chain(graph)
+    got = as_tuple(run.function(*map(torch.as_tensor, values.values())))
+    for one, law in zip(got, as_tuple(reference(graph)(*values.values())), strict=True):
+        np.testing.assert_allclose(one.numpy(), law, rtol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(60))
