@@ -244,6 +244,8 @@ def regime(kernel: Kernel | Program) -> str:
     """How it runs, in a line."""
     if isinstance(kernel, Kernel):
         return kernel.plan.regime
+    if len(kernel.kernels) == 1:
+        return "a program of one kernel"
     return f"a program of {len(kernel.kernels)} kernels with {kernel.workspace_bytes() / 1e6:.1f} MB between them"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from fusegen.errors import ArgumentError
 from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.pipeline import compile as compiled
@@ -34,7 +35,22 @@ class Kernels:
         self.arrays = tuple(place for place, tensor in enumerate(self.graph.inputs) if tensor.shape)
         self.by_shapes: dict[tuple[Any, ...], Kernel | Program] = {}
         self.made: list[tuple[Mapping[str, int], Kernel | Program]] = []  # with the sizes that are constants of each
+        self.only: Kernel | Program | None = None  # as long as there is one alone
         self.lock = threading.Lock()
+
+    def call(self, *operands: Any, **out: Any) -> Any:
+        """The results; with `out=` where they go. While there is one kernel it is asked without a look at the shapes,
+        which costs as much as the call: it refuses those that are not its own before it does anything."""
+        kernel = self.only
+        if kernel is None:
+            return self.of(operands)(*operands, **out)
+        try:
+            return kernel(*operands, **out)
+        except ArgumentError:
+            other = self.of(operands)
+            if other is kernel:
+                raise
+        return other(*operands, **out)
 
     def of(self, operands: Sequence[Any]) -> Kernel | Program:
         """The kernel for operands of these shapes."""
@@ -52,6 +68,7 @@ class Kernels:
                 kernel = self.compiled(sizes)
                 self.made.append((fixed_sizes(kernel), kernel))
                 del self.made[:-MOST_KERNELS]
+                self.only = kernel if len(self.made) == 1 else None
             if len(self.by_shapes) >= MOST_SHAPES:
                 self.by_shapes.clear()
             self.by_shapes[shapes] = kernel

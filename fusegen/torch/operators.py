@@ -100,19 +100,16 @@ def registered(library: Any, space: str, own: str, chain: Chain, options: Mappin
     library.define(f"{own}_out({taken}, {written}) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
     count = len(graph.inputs)
 
-    def run(*operands: Any) -> Any:
-        return kernels.of(operands)(*operands)
-
     def run_out(*operands: Any) -> None:
         own_operands, out = operands[:count], operands[count:]
-        kernels.of(own_operands)(*own_operands, out=out[0] if len(out) == 1 else out)
+        kernels.call(*own_operands, out=out[0] if len(out) == 1 else out)
 
     def fake(*operands: Any) -> Any:
         found = results_of(graph, operands)
         return found[0] if len(found) == 1 else tuple(found)
 
     for device in ("CPU", "CUDA"):  # ROCm's torch says CUDA too
-        library.impl(own, run, device)
+        library.impl(own, kernels.call, device)
         library.impl(f"{own}_out", run_out, device)
     torch.library.register_fake(f"{space}::{own}", fake, lib=library)
     torch.library.register_fake(f"{space}::{own}_out", lambda *operands: None, lib=library)

@@ -161,7 +161,8 @@ def made_wide(index: Array, limit: int, dtype: DType) -> Array:
 
 def summed_dims(graph: Graph) -> frozenset[str]:
     """The dims over which rows are reduced: what is left of a launch without some of those rows is another result."""
-    return frozenset(map(str, graph.counted))
+    parts = (size for node in graph.parts for size in node.inputs[0].shape[:-1])
+    return frozenset(map(str, (*graph.counted, *parts)))
 
 
 def sizes_for(plan: Plan, rows: int, outer: Sequence[int] = (), flat: bool | None = None) -> dict[str, int]:

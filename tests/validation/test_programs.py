@@ -12,6 +12,7 @@ import pytest
 import fusegen
 from fusegen import Chain, Program, bf16, chain, dims, f32, i32, pipeline
 from fusegen import ops as F
+from fusegen.cli.programs import ask_plan
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import ArgumentError, KernelError
 from fusegen.planner.products.factors import lacking
@@ -160,6 +161,17 @@ def test_a_wrong_offset_is_caught(by: int) -> None:
             return replace(right, launches=(replace(first, pointers=pointers), *others))
 
     assert caught(Shifted(program.plan, program.kernels, program.device))
+
+
+@pytest.mark.parametrize("name", ["layernorm_backward", "rmsnorm_backward"])
+def test_a_step_that_sums_columns_in_parts_is_right_by_itself(name: str) -> None:
+    """As `fusegen tune` compiles it; some rows of results are parts of sums, and other ones are rows."""
+    program = ask_plan(PROGRAMS[name].graph.at(M=16384, N=1024), target_named("cuda:h200")).program
+    assert program is not None
+    dx = pipeline.compile_kernel(pipeline.steps_candidates(program)[0], on="emulator")
+    assert dx.plan.graph.parts
+    assert dx.report is not None
+    assert dx.report.ok
 
 
 def test_large_products_are_validated_at_a_smaller_width_and_k() -> None:
