@@ -311,7 +311,11 @@ class Passes(Part):
             return True
         if self.frame.whole() or row_pass.until or self.frame.guard_names_col() or self.elements.names_col(row_pass):
             return True
-        plain = [load for load in row_pass.loads if load.access.mode != "bulk" and load.when != "prefetched"]
+        plain = [
+            load for load in row_pass.loads
+            if load.access.mode != "bulk" and load.when not in ("prefetched", "held")
+            and not (self.plan.ring_loads and load.access.strided)
+        ]  # fmt: skip
         again = bool(self.vectors.partly()) and any(load.when != "kept" or self.plan.in_shared for load in plain)
         copied = self.copied(row_pass)
         return not ahead and (again or any(load.when != "kept" and load not in copied for load in plain))

@@ -81,16 +81,12 @@ column_sum_out_parts(
     wait_copies<slots - 1>();
 
     // pass 1 of 1: read x; out_parts = sum(x) over rows
-    Vec<float, 4> x_vec[2];
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      x_vec[v] = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
-    }
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
+      const Vec<float, 4> x_vec = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float x = x_vec[v].at[j];
+        const float x = x_vec.at[j];
         out_parts_part[v][j] += x;
       }
     }

@@ -146,19 +146,14 @@ rmsnorm_backward_dx(
 
     // pass 1 of 2: read dy, x; sum_of_products = sum(g_times_normed); dgamma_parts = sum(dy_times_normed) over rows
     float sum_of_products_part = 0.0f;
-    Vec<__nv_bfloat16, 8> dy_vec[2];
-    Vec<__nv_bfloat16, 8> x_vec[2];
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      dy_vec[v] = dy_kept[(slot * vectors + v) * row_threads + threadIdx.x];
-      x_vec[v] = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
-    }
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
+      const Vec<__nv_bfloat16, 8> dy_vec = dy_kept[(slot * vectors + v) * row_threads + threadIdx.x];
+      const Vec<__nv_bfloat16, 8> x_vec = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float dy = __bfloat162float(dy_vec[v].at[j]);
-        const float x = __bfloat162float(x_vec[v].at[j]);
+        const float dy = __bfloat162float(dy_vec.at[j]);
+        const float x = __bfloat162float(x_vec.at[j]);
         const float gamma = __bfloat162float(gamma_vec[v].at[j]);
         const float normed = x * rstd;
         const float g = dy * gamma;
@@ -174,17 +169,14 @@ rmsnorm_backward_dx(
     // pass 2 of 2: read dy, x; write dx
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      dy_vec[v] = dy_kept[(slot * vectors + v) * row_threads + threadIdx.x];
-      x_vec[v] = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
-    }
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
       const int col = (v * row_threads + lane) * 8;
+      const Vec<__nv_bfloat16, 8> dy_vec = dy_kept[(slot * vectors + v) * row_threads + threadIdx.x];
+      const Vec<__nv_bfloat16, 8> x_vec = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
       Vec<__nv_bfloat16, 8> dx_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float dy = __bfloat162float(dy_vec[v].at[j]);
-        const float x = __bfloat162float(x_vec[v].at[j]);
+        const float dy = __bfloat162float(dy_vec.at[j]);
+        const float x = __bfloat162float(x_vec.at[j]);
         const float gamma = __bfloat162float(gamma_vec[v].at[j]);
         const float normed = x * rstd;
         const float g = dy * gamma;
