@@ -65,4 +65,4 @@ def scale_of(scales: Value) -> Node | None:
 
 def blocked(node: Node) -> bool:
     """Is it a product whose sums of blocks are scaled?"""
-    return node.op.kind is Kind.PRODUCT and len(node.inputs) > len(node.factors)
+    return node.op.kind is Kind.PRODUCT and bool(node.scales)

@@ -360,6 +360,7 @@ class Graph:
         """The sizes that are constants of a kernel that passes over rows or multiplies matrices."""
         sizes: set[Size] = {node.size for node in self.nodes if node.size is not None} - self.counted
         sizes.update(self.shape[-1:], self.widths, (n.inputs[0].shape[-1] for n in self.products))
+        sizes.update(n.ends.shape[0] for n in self.products if n.ends)
         sizes.update(n.inputs[0].shape[-1] for n in self.reductions if not n.over)
         sizes.update(n.shape[-1] for n in (*self.selections, *self.scans, *self.grouped))
         return frozenset(sizes) | frozenset(dims_in(tuple(sizes)))

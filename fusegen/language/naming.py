@@ -85,7 +85,7 @@ PRODUCT_FRAME = frozenset(
     full_k tile_rows tile_cols tile_k stages split_k steps warp_rows warp_cols threads tiles_across group group_tiles
     slice_elements slice_bytes at_once band_rows sums_stride group_floats period load_matrices sum_row sum_col
     load_matrices_across load_two_matrices load_two_matrices_across neighbours n32 fetch_scales of_rows
-    of_columns scaled_k scaled_cols""".split()  # noqa: SIM905
+    of_columns scaled_k scaled_cols segment segment_end segment_of Segment tiles_of begun here of_group end matmul_by_group group_bounds""".split()  # noqa: SIM905
 )
 # the same of the template for two products with a softmax between them
 ATTENTION_FRAME = frozenset(
@@ -137,7 +137,7 @@ TENSOR_SUFFIXES = (
 NAMED = (Kind.INPUT, Kind.PRODUCT, Kind.REDUCE, Kind.GROUP, Kind.SCAN, Kind.SELECT)
 FACTOR_SUFFIXES = (
     "_ld", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
-    "_lane", "_col", "_slice", "_slices", "_box", "_stage", "_ahead", "_step", "_batch", "_eight",
+    "_lane", "_col", "_slice", "_slices", "_box", "_stage", "_ahead", "_step", "_batch", "_eight", "_group",
 )  # fmt: skip
 SIDE_BY_SIDE = "right"  # what products of several widths call the right factor of a block
 RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's own (C++17, [lex.name])

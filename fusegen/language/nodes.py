@@ -134,9 +134,19 @@ class Node:
 
     @property
     def factors(self) -> tuple[Node, Node]:
-        """Of a product; behind them it may have the scales of their blocks (fusegen.language.block_products)."""
+        """Of a product; behind them it may have `scales`, or `ends`."""
         left, right, *_ = self.inputs
         return left, right
+
+    @property
+    def ends(self) -> Node | None:
+        """Of a grouped product: behind which row each group's rows end (fusegen.language.grouped_products)."""
+        return self.inputs[2] if self.op.name == "grouped_matmul" else None
+
+    @property
+    def scales(self) -> tuple[Node, ...]:
+        """Of a product: those of its factors' blocks."""
+        return () if self.ends else self.inputs[2:]
 
     @property
     def ref(self) -> str:

@@ -358,6 +358,8 @@ OPS["join"] = Op("join", Kind.JOIN, 2, "", "", "values side by side", flops=0, t
 _EXACT = "({0}.astype(np.float64) @ {1}.astype(np.float64)).astype(np.int64).astype(np.int32)"  # sums below 2^53 are
 OPS["matmul"] = Op("matmul", Kind.PRODUCT, 2, "{0} @ {1}", "", "matrix product, summed in f32; of whole numbers in i32",
                    symbol="@", forms={i32: (_EXACT, "")})  # fmt: skip
+OPS["grouped_matmul"] = Op("grouped_matmul", Kind.PRODUCT, 3, "matmul_by_group({0}, {1}, {2})", "",
+                           "matrix product of each group of rows with a matrix of its own, summed in f32")  # fmt: skip
 OPS["deal_matmul"] = Op("deal_matmul", Kind.PRODUCT, 2, "", "",
                         "matrix product over the columns of the left factor that each part is dealt",
                         takes="any")  # fmt: skip

@@ -79,6 +79,7 @@ from fusegen.language.elementwise import (
 )  # fmt: skip
 from fusegen.language.gathering import gather, scatter, take_at
 from fusegen.language.graph import MOST_PICKED, Kind, Node, behind
+from fusegen.language.grouped_products import grouped_matmul
 from fusegen.language.layers import batchnorm, groupnorm, kl_div, rope
 from fusegen.language.op_table import OPS
 from fusegen.language.ordering import MASKED, key_of
@@ -562,7 +563,7 @@ __all__ = (  # noqa: RUF022  # by kind
     "reglu", "geglu", "swiglu", "square", "pow", "abs", "neg", "sign", "floor", "ceil", "trunc", "round", "fmod",
     "minimum", "maximum", "clip", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "where",
     "cast", "bitcast", "pack", "unpack",
-    "power_of_2_above", "power_of_2_below", "col_index", "row_index", "size", "matmul",
+    "power_of_2_above", "power_of_2_below", "col_index", "row_index", "size", "matmul", "grouped_matmul",
     "sum", "max", "min",
     "amax", "mean", "var", "std", "norm",
     "prod", "quick_geglu", "clipped_swiglu", "bilinear", "groupnorm", "batchnorm", "rope", "kl_div",

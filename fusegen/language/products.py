@@ -27,7 +27,7 @@ from fusegen.language.graph import (
     plain,
     shown_by,
 )
-from fusegen.language.types import F8, DType, Size, f32, shape_text
+from fusegen.language.types import F8, DType, Size, bf16, f16, f32, shape_text
 
 
 class Unsplittable(Exception):
@@ -149,6 +149,9 @@ def check_products(graph: Graph) -> None:
                 f"  multiply 8 bits as they are and scale what comes of it, (x @ w.T) * scale, or F.cast(x, {dtype})",
                 node.where,
             )
+        if node.ends and dtype not in (f16, bf16):
+            found = " and ".join(dict.fromkeys((str(left), str(right))))
+            raise SpecError(f"grouped_matmul: found factors of {found}; wanted f16 or bf16", node.where)
         if node.promote is not None and dtype not in F8:
             raise SpecError(f"matmul: {text}: promote={node.promote} is of factors of 8-bit floats alone", node.where)
         if dtype is f32 and node.op.name != "matmul_tf32":
@@ -218,6 +221,10 @@ def refuse(graph: Graph, products: tuple[Product, ...]) -> None:
                 f"{first.contracted} that it multiplies"
             )
     for other in products[1:]:
+        if other.node.ends is not first.node.ends:
+            raise Unsplittable(
+                f"the products at {first.node.where} and {other.node.where} are not of the same groups of rows"
+            )
         if other.node.shape[:-1] != first.node.shape[:-1] or other.contracted != first.contracted:
             raise Unsplittable(
                 f"the products at {first.node.where} and {other.node.where} are of {shape_text(first.node.shape)} over "
@@ -235,7 +242,7 @@ def product_of(graph: Graph, node: Node) -> Product:
     dtype = graph.factor_types[node]
     left, right = node.factors
     other = factor_kind(right, graph.storage) if dtype.narrow else dtype
-    scales = tuple(factor_of(graph, scale, f32) for scale in node.inputs[2:])
+    scales = tuple(factor_of(graph, scale, f32) for scale in node.scales)
     return Product(node, factor_of(graph, left, dtype), factor_of(graph, right, other), scales)
 
 

@@ -73,6 +73,10 @@ def imports(graph: Graph) -> list[str]:
 def helpers(graph: Graph) -> list[str]:
     """The functions that selections, computed places and random numbers call."""
     found = [*selection_helpers(graph), *gathering_helpers(graph), *largest_helpers(graph)]
+    if any(n.ends for n in graph.products):
+        from fusegen.language.segments import source_of  # imports numpy, which tracing a spec does without
+
+        found.append("\n\n" + source_of("grouped_matmul").rstrip("\n"))
     if any(n.op.name == "philox" for n in graph.nodes):
         from fusegen.language import philox
 

@@ -13,7 +13,8 @@ class BlockCount:
     A tile has `rows` rows of the last dimension, or where they are `merged` of all dimensions taken as one; dimensions
     that are `reduced`, by their place, don't count. There are `across` tiles for the same rows, and `blocks` blocks for
     each tile. `at_once`: no more tiles than these have blocks at a time, which take the others in turn; 0: each tile
-    has its own. Where turns are `even`, as few are at work as need no more rounds.
+    has its own. Where turns are `even`, as few are at work as need no more rounds. `groups`: each of so many groups of
+    rows, and the rows of none, begin with a tile of their own; so many tiles as these may need, whatever their rows.
     """
 
     rows: int = 1
@@ -23,12 +24,18 @@ class BlockCount:
     blocks: int = 1
     at_once: int = 0
     even: bool = False
+    groups: int = 0
 
     def tiles(self, *extents: int) -> int:
         """Of the whole launch."""
         counted = [extent for place, extent in enumerate(extents) if place not in self.reduced]
         *others, last = [math.prod(counted)] if self.merged else counted or [1]
-        return math.prod(others) * -(-last // self.rows) * self.across
+        return math.prod(others) * self.tiles_down(last) * self.across
+
+    def tiles_down(self, rows: int) -> int:
+        """Of so many rows of the last dimension."""
+        begun = min(self.groups + 1, rows) if self.groups else 0
+        return begun + (rows - begun) // self.rows if begun else -(-rows // self.rows)
 
     def of(self, *extents: int) -> int:
         """Blocks of the whole launch."""

@@ -268,6 +268,8 @@ class Plan(ABC):
             groups += ((-len(access.shape),),)
         if access.ld_axis is not None:
             groups += ((access.ld_axis,),)
+        if access.group_axis is not None:
+            groups += ((access.group_axis,),)
         whole = access.mode == "vector" and not self.flat
         least = 0 if access.mode in ("misaligned", "bulk") else None
         if access.mode != "element" and any(p.kind == "map" and p.tensor == access.tensor for p in self.params):

@@ -53,7 +53,14 @@ from fusegen.validation.carried import (
 from fusegen.validation.columns import chosen_columns, missing_places, taken
 from fusegen.validation.formulas import apply, formula
 from fusegen.validation.largest import in_order, largest_kept
-from fusegen.validation.products import block_product, factor_error, product_error, unless_too_large, whole_error
+from fusegen.validation.products import (
+    block_product,
+    by_group,
+    factor_error,
+    product_error,
+    unless_too_large,
+    whole_error,
+)
 from fusegen.validation.rearranged import joined, looked_up, unpacked, viewed
 from fusegen.validation.reductions import of_deals, of_groups, of_parts, over_rows, reduction, scanned
 from fusegen.validation.regrouped import (
@@ -174,9 +181,14 @@ def key_in_f32(selection: Node, table: Mapping[Node, Bounded]) -> Bounded:
 
 def product(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded:
     """A matrix product, of factors as they are multiplied."""
-    if node.inputs[2:]:
-        return block_product(args, how.summed, how.bits)
-    value = apply(OPS["matmul"] if node.count else node.op, [arg.value for arg in args])
+    if node.ends:
+        return by_group(args, lambda *factors: multiplied(node, how, factors))
+    return block_product(args, how.summed, how.bits) if node.scales else multiplied(node, how, args)
+
+
+def multiplied(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded:
+    """A product of two factors; of a grouped one, that of one group."""
+    value = apply(OPS["matmul"] if node.count or node.ends else node.op, [arg.value for arg in args])
     (a, b), errors = (arg.value for arg in args), [np.broadcast_to(arg.error, arg.value.shape) for arg in args]
     if node.dtype is i32:
         return bounded(value, whole_error(a, errors[0], b, errors[1]))

@@ -149,6 +149,26 @@ def slots(rng: np.random.Generator, shape: tuple[int, ...], limit: int) -> Array
     return found.reshape(shape).astype(np.int32)
 
 
+def group_ends(rng: np.random.Generator, groups: int, rows: int) -> Array:
+    """Where groups of rows end, by turns: any number of rows each, with empty groups and groups of one row; all rows in
+    one group; rows behind all groups; and what a caller got wrong: ends that descend, are negative, or lie beyond the
+    rows, far beyond too."""
+    cuts = np.sort(rng.integers(0, rows + 1, groups))
+    kind = int(rng.integers(5))
+    if kind < 3:
+        cuts[-1] = rows if kind else cuts[-1]
+        if kind == 2 and groups > 2:  # an empty group, and one of a single row
+            cuts[1] = cuts[0]
+            cuts[2] = max(cuts[2], min(cuts[1] + 1, rows)) if groups > 3 else cuts[2]
+            cuts = np.maximum.accumulate(cuts)
+    elif kind == 3:
+        cuts = np.where(np.arange(groups) < rng.integers(groups), 0, rows)
+    else:
+        wrong = rng.permutation(groups)[: -(-groups // 2)]
+        cuts[wrong] = np.resize(np.roll([-1, rows + 1, 0, 2**31 - 1, -(2**31), rows], rng.integers(6)), wrong.size)
+    return cuts.astype(np.int32)
+
+
 def made_wide(index: Array, limit: int, dtype: DType) -> Array:
     """Indices in their type; of 64 bits what names nothing is by turns a number whose low 32 bits would name a row."""
     if dtype is not i64:
@@ -225,6 +245,9 @@ def make_operands(
         if tensor.name in limits:
             made = (slots if tensor.name in unique else indices)(rng, shape, limits[tensor.name])
             values.append(made_wide(made, limits[tensor.name], tensor.dtype))
+            continue
+        if any(tensor.node is product.ends for product in graph.products):
+            values.append(group_ends(rng, shape[0], count))
             continue
         cols = shape[-1] if shape else 1
         safe = safe_magnitude(tensor.dtype, cols)

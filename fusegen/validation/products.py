@@ -34,12 +34,13 @@ and are added in f32, half an ulp each: of like signs at K = 8192 that is 1 %, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from fusegen.language.block_products import BLOCK
+from fusegen.language.segments import group_bounds
 from fusegen.language.types import DType, f32, i32, tf32
 from fusegen.planner.model import Summed
 from fusegen.targets.atoms import F32_BITS
@@ -187,6 +188,24 @@ def block_product(args: Sequence[Bounded], how: Summed, bits: int) -> Bounded:
     pair = np.abs(sx)[:, None] * np.abs(sw)[None]
     wild = (~((pair >= FLUSHED) & (pair <= f32.largest)) & (pair != 0)).any(-1).repeat(BLOCK, -1)
     return bounded(value, np.where(wild, np.inf, error))
+
+
+def by_group(args: Sequence[Bounded], multiply: Callable[[Bounded, Bounded], Bounded]) -> Bounded:
+    """A grouped product of rows [T, K], matrices [E, K, N] and ends [E], each group by `multiply`; exactly 0 in rows of
+    no group."""
+    x, w, ends = args
+    places = group_bounds(ends.value, len(x.value))
+    value, error = (np.zeros((len(x.value), w.value.shape[-1])) for _ in range(2))
+
+    def part(arg: Bounded, at: int | slice) -> Bounded:
+        return Bounded(arg.value[at], np.broadcast_to(arg.error, arg.value.shape)[at])
+
+    for group in range(len(w.value)):
+        rows = slice(places[group], places[group + 1])
+        if rows.start < rows.stop:
+            found = multiply(part(x, rows), part(w, group))
+            value[rows], error[rows] = found.value, found.error
+    return Bounded(value, error)
 
 
 SHORT_STEP = 32  # products of 8-bit floats that one instruction adds

@@ -12,6 +12,8 @@ from fusegen.emitting.products.mma_codes import CodesSpeller
 from fusegen.emitting.products.mma_factors import FactorSpeller
 from fusegen.emitting.products.mma_sizes import sizes
 from fusegen.emitting.products.mma_sums import SumSpeller
+from fusegen.emitting.products.mma_words import OF_GROUP
+from fusegen.planner.products.mma_operands import SEGMENT
 
 COPIES = ("copy_chunk", "copy_evict_first")
 
@@ -29,7 +31,9 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
         *others, rows = plan.row_dims
         across = plan.tiles_across
         lines = [f"const long long rows = {rows.extent};"] if rows.extent != "rows" else []
-        if tile.persistent or others or (tile.group > 1 and across > 1):
+        if plan.segments:
+            lines += self.segment_tiles()
+        elif tile.persistent or others or (tile.group > 1 and across > 1):
             lines.append("const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);")
         if across > 1 and (tile.persistent or others):
             lines.append(f"const unsigned tiles = tiles_down * tiles_across;{'  // of one product' if others else ''}")
@@ -38,6 +42,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             return [
                 *lines,
                 *self.place_in_grid(block),
+                *self.fewer_tiles(),
                 self.rows_here("const int "),
                 *self.output_group_place(),
                 *self.sides(),
@@ -47,7 +52,9 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             lines.append(f"const unsigned tiles_here = {self.tiles} * {each};")
         beside = across > 1
         fields = ["long long row0;", *["int across;"] * beside, *(f"long long {dim.index};" for dim in others)]
+        fields += ["long long segment_end;", "int segment;"] if plan.segments else []
         names = ["row0", *["across"] * beside, *(dim.index for dim in others)]
+        names += ["segment_end", "segment"] if plan.segments else []
         return [
             *lines,
             f"struct Place {{ {' '.join(fields)} }};",
@@ -79,11 +86,40 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
                 f"// {tile.group} rows of tiles at a time, column by column: blocks that run together share factors in "
                 "the L2 cache"
             )
-        lines += [*where.lines, f"const long long row0 = static_cast<long long>({where.down}) * tile_rows;"]
+        if self.plan.segments:
+            ends = self.pointers[self.plan.segments.ends.tensor]
+            lines += [
+                *where.lines,
+                f"const Segment here = segment_of({ends}, rows, {where.down});",
+                "const long long row0 = here.row0, segment_end = here.end;",
+                "const int segment = here.number;",
+            ]
+        else:
+            lines += [*where.lines, f"const long long row0 = static_cast<long long>({where.down}) * tile_rows;"]
         return [*lines, *[f"const int across = {where.across};"] * (self.plan.tiles_across > 1)]
 
+    def segment_tiles(self) -> list[str]:
+        """How many tiles lie one below the other: of a block that stays as many as may be, else as there are."""
+        plan, tile = self.plan, self.tile
+        assert plan.segments is not None
+        if tile.persistent:
+            return [f"const unsigned tiles_down = tiles_of({self.pointers[plan.segments.ends.tensor]}, rows);"]
+        if tile.group == 1 or plan.tiles_across == 1:
+            return []
+        return [
+            "const long long begun = rows < segments + 1 ? rows : segments + 1;  // each by a tile of its own, at most",
+            "const unsigned tiles_down = static_cast<unsigned>(begun + (rows - begun) / tile_rows);",
+        ]
+
+    def fewer_tiles(self) -> list[str]:
+        """What ends a block that has no tile, and whether another one's is of rows of a group."""
+        if not self.plan.segments:
+            return []
+        return ["if (row0 >= rows) return;  // the groups need fewer tiles", f"const bool {OF_GROUP} = segment < segments;"]
+
     def rows_here(self, declared: str) -> str:
-        return f"{declared}rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;"
+        end = self.rows_end
+        return f"{declared}rows_here = {end} - row0 < tile_rows ? static_cast<int>({end} - row0) : tile_rows;"
 
     def output_group_place(self) -> list[str]:
         """The first column of the block's tile; with several output groups, which one it is."""
@@ -120,14 +156,18 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
         """Copies begin at the first slice of another tile."""
         starts = [line for f in factors for line in f["starts"]]
         indices = {index for own in self.owns for index, _ in own.factor.batch}
-        return [*self.unpacked(indices), self.rows_here(""), *self.sides(), *starts]
+        of_group = [f"{OF_GROUP} = segment < segments;"] if self.plan.segments else []
+        return [*self.unpacked(indices), self.rows_here(""), *of_group, *self.sides(), *starts]
 
     def unpacked(self, indices: set[str]) -> list[str]:
         """A tile's place, with the `indices` of its product that are asked for."""
         used = [dim.index for dim in self.plan.row_dims[:-1] if dim.index in indices]
+        segment = ["const long long segment_end = at.segment_end;"] if self.plan.segments else []
+        segment += ["const int segment = at.segment;"] if SEGMENT in indices else []
         return [
             "const Place at = place_of(tile);",
             "const long long row0 = at.row0;",
+            *segment,
             *["const int across = at.across;"] * (self.plan.tiles_across > 1),
             *self.output_group_place(),
             *(f"const long long {index} = at.{index};" for index in used),
@@ -189,6 +229,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "warp_row": f"warp{f' / {tile.warps_across}' if tile.warps_across > 1 else ''} * warp_rows",
             "warp_col": f"warp{f' % {tile.warps_across}' if tile.warps_down > 1 else ''} * warp_cols",
             "tile_place": self.tile_lines(),
+            "of_group": OF_GROUP if plan.segments else "",
             "aim": self.aim(factors) if tile.persistent else [],
             "tile_at": self.unpacked({dim.index for dim in plan.row_dims[:-1]}) if tile.persistent else [],
             "all_tiles": "tiles_here" if len(plan.row_dims) > 1 else self.tiles,

@@ -15,6 +15,7 @@ def sizes(words: GemmWords) -> list[str]:
         *split_k(words),
         *warps(words),
         *(grid(words) if plan.tiles_across > 1 else []),
+        *([f"constexpr int segments = {plan.segments.count};  // groups of rows"] if plan.segments else []),
         *ends(words),
         *scaled(words),
         *slices(words),

@@ -247,7 +247,7 @@ class SumSpeller(GemmWords):
         return {
             "row": f"row0 + {self.warp_row}{m}{atom.fragment.row_text(('r', 1))}",
             # slices beyond K, which parts of it may have, have no scales
-            "inside": "row < rows" + ("" if self.plan.even else f" && {block} < {self.plan.k // blocks.block}"),
+            "inside": f"row < {self.rows_end}" + ("" if self.plan.even else f" && {block} < {self.plan.k // blocks.block}"),
             "of_row": f"{self.pointers[rows.tensor]}[row{each} + {along}]",
             "cols": [f"{self.pointers[c.tensor]}[{col} / {blocks.block} * {c.name}_ld + {block}]" for c in blocks.cols],
             "arguments": [f", scale[{product}][m]" for product in range(self.plan.products)],
@@ -264,7 +264,7 @@ class SumSpeller(GemmWords):
     def output_group(self, number: int, output_group: OutputGroup) -> Mapping[str, Any]:
         plan, vector = self.plan, output_group.vector
         places = self.own_places(output_group) if plan.run else self.shared_places(output_group)
-        guard = [*places["guard"], "row < rows"]
+        guard = [*places["guard"], f"row < {self.rows_end}"]
         if output_group.cols % self.tile.cols:
             guard.append(f"col < {self.cols(output_group)}")
         ahead = [load for load in output_group.loads if load.when == "ahead"]

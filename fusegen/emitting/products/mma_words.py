@@ -11,6 +11,9 @@ from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.parts import Operand
 
 
+OF_GROUP = "of_group"  # of grouped products: are the tile's rows those of a group?
+
+
 @dataclass(frozen=True, slots=True)
 class Own:
     """One factor's words: its place in a slice, and how the thread counts its chunks."""
@@ -47,6 +50,11 @@ class GemmWords(ProductWords):
         return owns
 
     # ---- small texts
+
+    @property
+    def rows_end(self) -> str:
+        """Behind which row a tile has no more: all rows', or its group's."""
+        return "segment_end" if self.plan.segments else "rows"
 
     def cols_ragged(self) -> bool:
         """Does an output group end inside of a tile?"""

@@ -196,6 +196,7 @@ def access_of(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, use: Use, 
         vector_bytes=tensor.dtype.bytes if narrow else vector * tensor.dtype.bytes,
         line=line,
         ld_axis=ld_axis,
+        group_axis=-3 if use.place == "right" and graph.products[0].ends else None,
         axes=tuple(own for _, own in moving) if use.place != "tile" else (),
         right=use.place == "right",
         transposable=tensor.name in transposable(graph),
@@ -211,4 +212,6 @@ def product_params(graph: Graph, dims: tuple[RowDim, ...], accesses: Iterable[Ac
             params.append(Param("stride", stride_name(access, dims, place), access.tensor, dim=place, axes=own))
         if access.ld_axis is not None:
             params.append(Param("stride", f"{access.name}_ld", access.tensor, axes=(access.ld_axis,)))
+        if access.group_axis is not None:
+            params.append(Param("stride", f"{access.name}_group", access.tensor, axes=(access.group_axis,)))
     return tuple(params)

@@ -127,8 +127,9 @@ class GemmPlan(ProductPlan):
 
     @property
     def slices_at_first(self) -> int:
-        """Not where the right factors are codes, or come through registers; persistent blocks copy chunk by chunk."""
-        if self.coding or self.tile.persistent or not all(r.copied for g in self.output_groups for r in g.rights):
+        """Not where the right factors are codes, or come through registers, or are found by ends of groups; persistent
+        blocks copy chunk by chunk."""
+        if self.coding or self.segments or self.tile.persistent or not all(r.copied for g in self.output_groups for r in g.rights):
             return 0
         return min(self.tile.stages - 1, self.steps)
 
@@ -231,7 +232,8 @@ class GemmPlan(ProductPlan):
     @property
     def block_count(self) -> BlockCount:
         """One for each tile; of persistent blocks as few as need no more rounds than all that the GPU holds."""
-        count = BlockCount(rows=self.tile.rows, across=self.tiles_across, blocks=self.tile.cluster)
+        groups = self.segments.count if self.segments else 0
+        count = BlockCount(rows=self.tile.rows, across=self.tiles_across, blocks=self.tile.cluster, groups=groups)
         if not self.tile.persistent:
             return count
         return replace(count, blocks=1, at_once=self.target.sms * self.cost.blocks_per_sm, even=True)
@@ -239,7 +241,10 @@ class GemmPlan(ProductPlan):
     @property
     def max_rows(self) -> int:
         """Tiles are counted in 32 bits; of products with one row each, every one takes a row of tiles."""
-        return self.max_blocks // (self.tiles_across * self.tile.cluster) * (1 if self.row_dims[1:] else self.tile.rows)
+        down = self.max_blocks // (self.tiles_across * self.tile.cluster)
+        if self.segments:
+            down = max(0, down - self.segments.count - 1)
+        return down * (1 if self.row_dims[1:] else self.tile.rows)
 
 
 def tile_elements(tile: GemmTile, products: int, share: float = 1.0) -> int:

@@ -21,7 +21,7 @@ from fusegen.language.graph import Graph
 from fusegen.language.types import F8, DType, f32, size_of
 from fusegen.planner.model import Access, Cost
 from fusegen.planner.products.gemm import GemmTile, run_of, shared_bytes, tile_elements
-from fusegen.planner.products.product_cost import floors, product_traffic
+from fusegen.planner.products.product_cost import floors, product_traffic, tiles_down
 from fusegen.planner.rows.duration import COPY_SHARE, LAUNCH_US, resident_blocks
 from fusegen.planner.time import overlapped
 from fusegen.targets.atoms import F32_BITS, Atom
@@ -183,7 +183,7 @@ def estimate(graph: Graph, target: Target, work: ProductWork) -> Cost:
     room = shared_bytes(tile, work.dtype, work.products, work.statistics, run, work.share)
     registers = min(target.registers_per_thread, gemm_registers(tile, work.atom, work.dtype, work.products))
     resident = max(1, resident_blocks(target, tile.warps * tile.slice_k * target.warp, registers, room))
-    blocks = -(-max(1, graph.rows) // tile.rows) * work.across * tile.cluster
+    blocks = tiles_down(graph, tile.rows) * work.across * tile.cluster
     segment = int(work.dtype.bytes * work.share * (tile.k if work.along else tile.cols))
     share = SEGMENT_FACTOR.get(segment, 1.0) / (target.dram_gbs * COPY_SHARE * 1e3)
     own_us = streams_us if tile.slice_k > 1 else tiles_us

@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Literal
 
 from fusegen.language.block_products import BLOCK
-from fusegen.language.graph import Graph, Node
+from fusegen.language.graph import Graph, Node, Tensor
 from fusegen.language.naming import value_names
 from fusegen.language.products import Factor, Split
+from fusegen.language.types import size_of
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Layout, RowDim
 from fusegen.planner.parts import Transport
@@ -23,8 +24,9 @@ from fusegen.planner.products.gemm import (
 from fusegen.planner.products.output_groups import (
     ProductDraft,
 )
-from fusegen.planner.products.parts import BlockScales, Coding, Operand
+from fusegen.planner.products.parts import BlockScales, Coding, Operand, Segments
 
+SEGMENT = "segment"  # the kernel's index of a group of rows
 LEAST_COPY_BYTES = 4
 MOST_STREAMED_ROWS = 64  # rows: one slice-K group's sums fill its registers then
 
@@ -70,8 +72,17 @@ class MmaDraft(ProductDraft):
 
     @property
     def rows(self) -> int:
-        """Of one product, at the default sizes."""
-        return self.extents[-1]
+        """Of one product, at the default sizes; of a grouped one as many as a group has in the mean."""
+        return self.extents[-1] if self.segments is None else -(-self.extents[-1] // self.segments.count)
+
+    @cached_property
+    def segments(self) -> Segments | None:
+        """The groups of rows of grouped products."""
+        ends = self.parts.products[0].node.ends
+        if ends is None:
+            return None
+        tensor = self.hoisted.tensor_of[ends]
+        return Segments(self.accesses[tensor.name, "ends"], size_of(tensor.shape[0], self.graph.sizes))
 
 
 def named_accesses(
@@ -96,7 +107,15 @@ def named_accesses(
         width = 1 if alone else widest(graph, layout, use, most)
         access = access_of(graph, dims, layout, use, name, width)
         made[use.tensor.name, use.place] = replace(access, vector_bytes=min(access.vector_bytes, VECTOR_BYTES))
+    if (ends := parts.products[0].node.ends) is not None:
+        made[graph.tensor_of[ends].name, "ends"] = ends_access(graph.tensor_of[ends], names[ends])
     return made
+
+
+def ends_access(tensor: Tensor, name: str) -> Access:
+    """Where groups of rows end: each block reads all of it, one number after another."""
+    return Access(tensor.name, name, tensor.dtype, tensor.shape, output=False, by_column=True, strided=(),
+                  mode="element", vector=1, vector_bytes=tensor.dtype.bytes)  # fmt: skip
 
 
 def passes_by(use: Use, parts: Split) -> bool:
@@ -182,7 +201,8 @@ def alike(drawn: MmaDraft, found: Mapping[Node, Operand]) -> Mapping[Node, Opera
     transport: Transport = "cp.async" if all(f.copied for f in factors) else "plain"
     if all(f.evict_first for f in factors):
         transport = "cp.async evict-first"
-    indices = [dim.index for dim in drawn.dims[:-1] if any(dim.index == index for f in factors for index, _ in f.batch)]
+    indices = [SEGMENT] if drawn.segments else []
+    indices += [dim.index for dim in drawn.dims[:-1] if any(dim.index == index for f in factors for index, _ in f.batch)]
     return {
         node: replace(f, transport=transport, width=width, batch=tuple((i, dict(f.batch).get(i, "0")) for i in indices))
         for node, f in found.items()
@@ -208,6 +228,8 @@ def operand(drawn: MmaDraft, access: Access, mn: Literal["rows", "cols"], along:
     names = {t.name: value_names(drawn.hoisted)[t.node] for t in drawn.hoisted.inputs}
     last = len(drawn.dims) - 1
     batch = tuple((drawn.dims[i].index, stride_of(drawn, access, i)) for i in access.strided if i != last)
+    if access.group_axis is not None:
+        batch += ((SEGMENT, f"{access.name}_group"),)
     stride = f"{access.name}_ld" if access.ld_axis is not None else stride_of(drawn, access, last)
     return Operand(
         access=access,

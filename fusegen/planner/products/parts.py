@@ -48,6 +48,17 @@ class BlockScales:
 
 
 @dataclass(frozen=True, slots=True)
+class Segments:
+    """Groups of rows that lie one behind the other, each of which is multiplied with right factors of its own.
+
+    `ends`: behind which row each of the `count` groups ends. A tile has rows of one group alone, so that each group
+    begins a tile. Rows of no group make tiles too, whose sums are 0."""
+
+    ends: Access
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Operand:
     """A tensor that is multiplied, or that the left factor is computed from: how its slices get to shared memory.
 
@@ -194,6 +205,7 @@ class ProductWork:
     k: int  # K
     dtype: DType  # of the factors, or of the left ones
     block_scales: BlockScales | None = None
+    segments: Segments | None = None
     promote: int = 0  # sums of so many of K begin at 0, and are added in f32; 0: all are added where they are made
     output_groups: tuple[OutputGroup, ...]
     hoisted: Graph

@@ -48,8 +48,11 @@ def product_traffic(graph: Graph, target: Target, tile_rows: int, group: int) ->
 def traffic_once(graph: Graph) -> Traffic:
     """Of a launch to which each tensor comes once."""
     tensors = []
+    by_group = rights_by_group(graph)
     for tensor in arrays(graph):
         own = bytes_of(graph, tensor)
+        if tensor.name in by_group:  # of groups without rows nothing is read
+            own = own * min(graph.rows, group_count(graph)) // group_count(graph)
         tensors.append(TensorTraffic(tensor.name, any(tensor is t for t in graph.outputs), own, own, own, 1))
     ideal = sum(t.ideal for t in tensors)
     operators = unfused_kernels(graph)
@@ -70,6 +73,14 @@ def traffic_once(graph: Graph) -> Traffic:
         bytes_per_element_unfused=together / elements,
         product_flops=product_flops(graph),
     )
+
+
+def rights_by_group(graph: Graph) -> frozenset[str]:
+    """The right factors of grouped products."""
+    if not graph.products[0].ends:
+        return frozenset()
+    rights = (p.right.operand for p in split(hoist_scales(graph)).products)
+    return frozenset(t.name for t in rights if t is not None)
 
 
 def right_passes(graph: Graph, target: Target, tile_rows: int, group: int) -> Mapping[str, int]:
@@ -163,6 +174,19 @@ def size_in_memory(graph: Graph, node: Node) -> int:
 
 def graph_above(graph: Graph, node: Node) -> set[Node]:
     return set(graph.ancestors(node))
+
+
+def tiles_down(graph: Graph, tile_rows: int) -> int:
+    """Tiles of so many rows; of a grouped product, of groups that are equally long, each of which begins one."""
+    rows = max(1, graph.rows)
+    groups = min(rows, group_count(graph))
+    return groups * -(-rows // (groups * tile_rows))
+
+
+def group_count(graph: Graph) -> int:
+    """Groups of rows of a grouped product; 1 of any other."""
+    ends = graph.products[0].ends
+    return size_of(ends.shape[0], graph.sizes) if ends else 1
 
 
 # ---------------------------------------------------------------- floors and waves

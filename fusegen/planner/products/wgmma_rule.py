@@ -123,6 +123,8 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
         raise NotFor(f"{target.arch} has no wgmma; sm_90a has")
     hoisted, parts = taken_apart(graph)
     first = parts.products[0]
+    if first.node.ends:
+        raise NoMatch(f"the product at {first.node.where} is grouped; kernels that sum by wgmma take one matrix for all rows")
     if not target.atoms_of("warpgroup", first.left.dtype, first.right.dtype):
         raise NoMatch(no_unit(target, "wgmma", first.left.dtype, first.right.dtype))
     found = groups(hoisted, parts)

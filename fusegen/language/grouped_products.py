@@ -1,0 +1,50 @@
+"""Grouped products: each group of rows times a matrix of its own, as the experts of a mixture take their tokens."""
+
+from __future__ import annotations
+
+from fusegen.errors import SpecError
+from fusegen.language.factor_words import factor_text, inner_sizes_differ, need_one_kind
+from fusegen.language.graph import OPS, Node
+from fusegen.language.trace import Transposed, Value, caller, current, factor
+from fusegen.language.types import i32, shape_text
+
+WANTED = "rows [T, K], a matrix for each group [E, K, N], and ends [E] of i32"
+
+
+def grouped_matmul(x: Value, w: Value | Transposed, ends: Value) -> Value:
+    """Each group of rows of x [T, K] times a matrix of its own of w [E, K, N], summed in f32: [T, N].
+
+    The groups lie one behind the other, and may be empty: i32 `ends` [E] says behind which row each of them ends, as
+    `offs` of torch's grouped_mm. A row is of the first group whose end lies behind it. So rows of group e are
+    ends[e - 1] up to ends[e], rows behind all ends are of no group, where the result is 0, and no end, however wrong,
+    makes a kernel read or write elsewhere. Weights [E, N, K] are taken as `w.mT`; factors are f16 or bf16.
+    """
+    for what, value in (("rows", x), ("matrices", w), ("ends", ends)):
+        if not isinstance(value, Value):
+            raise SpecError(f"grouped_matmul: the {what} are {value!r:.80}, not a traced value", caller())
+    need_ends(ends)
+    with current().operator("grouped_matmul") as operator:
+        op, operands = OPS["grouped_matmul"], current().operands
+        a, b = factor(op, x, operator, right=False), factor(op, w, operator, right=True)
+        if len(a.shape) != 2 or len(b.shape) != 3 or b.shape[0] != ends.shape[0]:
+            raise SpecError(
+                f"grouped_matmul: found {factor_text(a, operands)}, {factor_text(b, operands)} and ends "
+                f"{shape_text(ends.shape)}; wanted {WANTED}",
+                operator.where,
+            )
+        if a.shape[-1] != b.shape[-2]:
+            raise SpecError(inner_sizes_differ(a, b, operands), operator.where)
+        need_one_kind(a, b, operands)
+        if a.dtype is i32:
+            raise SpecError("grouped_matmul: found factors of whole numbers; wanted f16 or bf16", operator.where)
+        return Value(Node(op, (a, b, ends.node), (a.shape[0], b.shape[-1]), a.dtype, operator))
+
+
+def need_ends(ends: Value) -> None:
+    """Raises SpecError for what is no operand of i32 [E]."""
+    tensor = current().operands.get(ends.node)
+    if tensor is not None and tensor.dtype is i32 and len(tensor.shape) == 1:
+        return
+    found = str(tensor.type) if tensor else f"{ends.dtype}{shape_text(ends.shape)} that are computed"
+    advice = "" if tensor else "\n  compute them in a chain of their own"
+    raise SpecError(f"grouped_matmul: found ends {found}; wanted an operand, as ends: i32[E]{advice}", caller())
