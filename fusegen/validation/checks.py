@@ -30,6 +30,7 @@ from fusegen.validation.bounds import analyse_nodes, held
 from fusegen.validation.compare import Compared, Figures, figures, judged, largest_errors
 from fusegen.validation.emulated import NAME as EMULATED
 from fusegen.validation.emulated import REASON, twin
+from fusegen.validation.grouped import behind, in_groups
 from fusegen.validation.in_place import NAME as IN_PLACE
 from fusegen.validation.in_place import overwriting, reason_of, side_by_side
 from fusegen.validation.inputs import (
@@ -266,7 +267,7 @@ class Checks:
         """Some rows of the launch without the others, in reverse where rows don't count themselves; then one row."""
         if not self.wants("apart") or self.graph.scatters:  # of fewer rows fewer places are written
             return
-        half = self.picks(operands.sizes)
+        half = in_groups(self.graph, operands.values, operands.sizes, self.picks(operands.sizes))
         reason = "some of the rows alone and in another order: a row's result may not depend on other rows"
         for picks in (half, {name: places[:1] for name, places in half.items()}) if half else ():
             few = take(self.graph, operands, picks)
@@ -291,7 +292,7 @@ class Checks:
         skip = 0 if self.graph.scatters else skip
         if not skip or not self.wants(name, NORMAL.name):
             return
-        inputs, outputs, values = self.placed(operands)
+        inputs, outputs, values = self.placed(behind(self.graph, operands, skip))
         views = {t.name: placed.view for t, placed in zip(self.arrays, (*inputs, *outputs), strict=True)}
         problem = failing(far.launch_last, self.kernel, views, values, operands.sizes, dim, skip)
         found = [] if problem else [view.numpy() for view in list(views.values())[len(inputs) :]]

@@ -24,7 +24,7 @@ import numpy as np
 from fusegen.emulator import Buffer
 from fusegen.errors import MissingError
 from fusegen.language.graph import Graph, Tensor
-from fusegen.language.types import Dim, DType, size_of
+from fusegen.language.types import Dim, DType, i32, size_of
 from fusegen.planner.model import Plan
 from fusegen.runtime import Kernel
 from fusegen.runtime.arrays import ArrayView
@@ -32,6 +32,7 @@ from fusegen.runtime.calls import Record
 from fusegen.runtime.devices import Launch
 from fusegen.runtime.emulated import EmulatedLoaded
 from fusegen.targets.tensor_map import MAX_STRIDE
+from fusegen.validation.grouped import ends_of
 
 Sizes = Mapping[str, int]
 
@@ -63,6 +64,8 @@ def left_out(plan: Plan, sizes: Sizes, dim: str) -> int:
     most = plan.max_rows
     if plan.persistent_rows:  # blocks that take one row each
         most = min(most, plan.max_blocks // plan.cluster)
+    if ends_of(plan.graph):  # which are i32
+        most = min(most, int(i32.largest))
     widest = max(bytes_of(t, one) for t in (*plan.graph.inputs, *plan.graph.outputs) if Dim(dim) in t.shape)
     indices = min(most // math.prod(extents(plan, one)) - sizes[dim], MOST_ROWS, MOST_BYTES // widest)
     even = math.lcm(EVEN, plan.rows_per_block)
@@ -81,7 +84,9 @@ def launch_last(
     record = kernel.record(far, kernel.device, "fusegen")
     plan = kernel.variant_for(far).plan
     wide = replace(plan, target=replace(plan.target, sms=EVERY_BLOCK_AT_ONCE))
-    first, last = (wide.blocks(*extents(plan, {**sizes, dim: size})) for size in (skip, skip + sizes[dim]))
+    before = replace(wide.block_count, groups=0)  # of rows that are all of one group
+    first = before.of(*extents(plan, {**sizes, dim: skip}))
+    last = wide.blocks(*extents(plan, {**sizes, dim: skip + sizes[dim]}))
     memory = [buffer(graph, name, view.span) for name, view in views.items()]
     launch(record, replace(record.launch, blocks=last), far, values, memory, (first, last))
 

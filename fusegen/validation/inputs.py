@@ -21,6 +21,7 @@ from fusegen.planner.attention.written import is_written, written_weights
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import moves_along
 from fusegen.planner.products.factors import Use, axis_of, uses
+from fusegen.validation.grouped import ends_of, ends_of_some, group_ends
 from fusegen.validation.patterns import (
     BELOW_TF32,
     GENTLE,
@@ -149,26 +150,6 @@ def slots(rng: np.random.Generator, shape: tuple[int, ...], limit: int) -> Array
     return found.reshape(shape).astype(np.int32)
 
 
-def group_ends(rng: np.random.Generator, groups: int, rows: int) -> Array:
-    """Where groups of rows end, by turns: any number of rows each, with empty groups and groups of one row; all rows in
-    one group; rows behind all groups; and what a caller got wrong: ends that descend, are negative, or lie beyond the
-    rows, far beyond too."""
-    cuts = np.sort(rng.integers(0, rows + 1, groups))
-    kind = int(rng.integers(5))
-    if kind < 3:
-        cuts[-1] = rows if kind else cuts[-1]
-        if kind == 2 and groups > 2:  # an empty group, and one of a single row
-            cuts[1] = cuts[0]
-            cuts[2] = max(cuts[2], min(cuts[1] + 1, rows)) if groups > 3 else cuts[2]
-            cuts = np.maximum.accumulate(cuts)
-    elif kind == 3:
-        cuts = np.where(np.arange(groups) < rng.integers(groups), 0, rows)
-    else:
-        wrong = rng.permutation(groups)[: -(-groups // 2)]
-        cuts[wrong] = np.resize(np.roll([-1, rows + 1, 0, 2**31 - 1, -(2**31), rows], rng.integers(6)), wrong.size)
-    return cuts.astype(np.int32)
-
-
 def made_wide(index: Array, limit: int, dtype: DType) -> Array:
     """Indices in their type; of 64 bits what names nothing is by turns a number whose low 32 bits would name a row."""
     if dtype is not i64:
@@ -238,7 +219,7 @@ def make_operands(
     count = rows_of(graph, sizes)
     row_patterns = [patterns[i % len(patterns)] for i in range(count)]
     mains = main_tensors(graph)
-    limits, unique = index_limits(graph, sizes), slot_operands(graph)
+    limits, unique, ends = index_limits(graph, sizes), slot_operands(graph), ends_of(graph)
     values: list[Any] = []
     for tensor in graph.inputs:
         shape = tuple(size_of(size, sizes) for size in tensor.shape)
@@ -246,8 +227,8 @@ def make_operands(
             made = (slots if tensor.name in unique else indices)(rng, shape, limits[tensor.name])
             values.append(made_wide(made, limits[tensor.name], tensor.dtype))
             continue
-        if any(tensor.node is product.ends for product in graph.products):
-            values.append(group_ends(rng, shape[0], count))
+        if tensor.name in ends:
+            values.append(group_ends(rng, shape[0], size_of(ends[tensor.name], sizes)))
             continue
         cols = shape[-1] if shape else 1
         safe = safe_magnitude(tensor.dtype, cols)
@@ -389,8 +370,10 @@ def mask(room: Room) -> Array:
 
 def take(graph: Graph, operands: Operands, picks: Mapping[str, Sequence[int]]) -> Operands:
     """The same operands with only the picked indices of some dims, in that order."""
-    values = []
+    values, ends = [], ends_of(graph)
     for tensor, value in zip(graph.inputs, operands.values, strict=True):
+        if tensor.name in ends:
+            value = ends_of_some(graph, tensor.name, value, operands.sizes, picks)
         for axis, size in enumerate(tensor.shape):
             if isinstance(size, Dim) and size.name in picks:
                 value = np.take(value, list(picks[size.name]), axis)

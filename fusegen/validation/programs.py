@@ -43,6 +43,7 @@ from fusegen.validation.checks import (
 )
 from fusegen.validation.compare import Compared
 from fusegen.validation.few_parts import in_turn, turns_of, with_few_parts
+from fusegen.validation.grouped import ends_of, group_ends, in_groups
 from fusegen.validation.in_place import NAME as IN_PLACE
 from fusegen.validation.in_place import overwriting, reason_of, side_by_side
 from fusegen.validation.inputs import (
@@ -58,6 +59,7 @@ from fusegen.validation.inputs import (
     rows_of_tables,
     shared,
     slot_operands,
+    take,
     slots,
     summed_dims,
     table_dims,
@@ -186,8 +188,8 @@ class ProgramChecks(Checks):
         if not self.wants("apart") or not free or counted or self.graph.scatters or moved(self.graph, free):
             return
         picks = {name: list(range(operands.sizes[name]))[::-2] for name in free}
-        values = [picked(v, t, picks) for t, v in zip(self.graph.inputs, operands.values, strict=True)]
-        few = Operands({**operands.sizes, **{n: len(p) for n, p in picks.items()}}, tuple(values), operands.labels)
+        picks = in_groups(self.graph, operands.values, operands.sizes, picks)
+        few = replace(take(self.graph, operands, picks), labels=operands.labels)
         outputs, problem = self.launch(few)
         wanted = [picked(array, t, picks) for t, array in zip(self.graph.outputs, first, strict=True)]
         reason = "some of the rows alone and in another order: a row's result may not depend on other rows"
@@ -291,7 +293,7 @@ class ProgramChecks(Checks):
         rng, free = self.rng(name), {Dim(n) for n in self.free()}
         free |= {Dim(name) for name in table_dims(self.graph)}
         mains = [t for t in self.graph.inputs if t.dtype.kind == "float" and len(t.shape) > 1 and free & set(t.shape)]
-        limits, unique = index_limits(self.graph, sizes), slot_operands(self.graph)
+        limits, unique, ends = index_limits(self.graph, sizes), slot_operands(self.graph), ends_of(self.graph)
         rights = right_operands(self.graph)
         values: list[Any] = []
         for tensor in self.graph.inputs:
@@ -300,7 +302,9 @@ class ProgramChecks(Checks):
             room = Room(
                 rng, math.prod(shape[:-1]), cols, tensor.dtype, safe_magnitude(tensor.dtype, cols), self.graph.picks
             )
-            if tensor.name in limits:
+            if tensor.name in ends:
+                values.append(group_ends(rng, shape[0], size_of(ends[tensor.name], sizes)))
+            elif tensor.name in limits:
                 drawn = (slots if tensor.name in unique else indices)(rng, shape, limits[tensor.name])
                 values.append(made_wide(drawn, limits[tensor.name], tensor.dtype))
             elif tensor in mains:

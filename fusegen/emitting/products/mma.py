@@ -52,9 +52,9 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             lines.append(f"const unsigned tiles_here = {self.tiles} * {each};")
         beside = across > 1
         fields = ["long long row0;", *["int across;"] * beside, *(f"long long {dim.index};" for dim in others)]
-        fields += ["long long segment_end;", "int segment;"] if plan.segments else []
+        fields += ["long long segment_end;", "int segment;", f"bool {OF_GROUP};"] if plan.segments else []
         names = ["row0", *["across"] * beside, *(dim.index for dim in others)]
-        names += ["segment_end", "segment"] if plan.segments else []
+        names += ["segment_end", "segment", OF_GROUP] if plan.segments else []
         return [
             *lines,
             f"struct Place {{ {' '.join(fields)} }};",
@@ -93,6 +93,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
                 f"const Segment here = segment_of({ends}, rows, {where.down});",
                 "const long long row0 = here.row0, segment_end = here.end;",
                 "const int segment = here.number;",
+                f"const bool {OF_GROUP} = here.{OF_GROUP};",
             ]
         else:
             lines += [*where.lines, f"const long long row0 = static_cast<long long>({where.down}) * tile_rows;"]
@@ -112,10 +113,8 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
         ]
 
     def fewer_tiles(self) -> list[str]:
-        """What ends a block that has no tile, and whether another one's is of rows of a group."""
-        if not self.plan.segments:
-            return []
-        return ["if (row0 >= rows) return;  // the groups need fewer tiles", f"const bool {OF_GROUP} = segment < segments;"]
+        """What ends a block that has no tile."""
+        return ["if (row0 >= rows) return;  // the groups need fewer tiles"] if self.plan.segments else []
 
     def rows_here(self, declared: str) -> str:
         end = self.rows_end
@@ -156,14 +155,14 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
         """Copies begin at the first slice of another tile."""
         starts = [line for f in factors for line in f["starts"]]
         indices = {index for own in self.owns for index, _ in own.factor.batch}
-        of_group = [f"{OF_GROUP} = segment < segments;"] if self.plan.segments else []
-        return [*self.unpacked(indices), self.rows_here(""), *of_group, *self.sides(), *starts]
+        return [*self.unpacked(indices), self.rows_here(""), *self.sides(), *starts]
 
     def unpacked(self, indices: set[str]) -> list[str]:
         """A tile's place, with the `indices` of its product that are asked for."""
         used = [dim.index for dim in self.plan.row_dims[:-1] if dim.index in indices]
         segment = ["const long long segment_end = at.segment_end;"] if self.plan.segments else []
         segment += ["const int segment = at.segment;"] if SEGMENT in indices else []
+        segment += [f"const bool {OF_GROUP} = at.{OF_GROUP};"] if self.plan.segments and SEGMENT not in indices else []
         return [
             "const Place at = place_of(tile);",
             "const long long row0 = at.row0;",
@@ -229,7 +228,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "warp_row": f"warp{f' / {tile.warps_across}' if tile.warps_across > 1 else ''} * warp_rows",
             "warp_col": f"warp{f' % {tile.warps_across}' if tile.warps_down > 1 else ''} * warp_cols",
             "tile_place": self.tile_lines(),
-            "of_group": OF_GROUP if plan.segments else "",
+            "needed_when": OF_GROUP if plan.segments and not statistics else "",
             "aim": self.aim(factors) if tile.persistent else [],
             "tile_at": self.unpacked({dim.index for dim in plan.row_dims[:-1]}) if tile.persistent else [],
             "all_tiles": "tiles_here" if len(plan.row_dims) > 1 else self.tiles,

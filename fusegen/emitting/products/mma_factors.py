@@ -9,7 +9,7 @@ from typing import Any
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import UNROLL, VALUE_TYPES, ZEROS, all_of
 from fusegen.emitting.loops import each_line
-from fusegen.emitting.products.mma_words import OF_GROUP, GemmWords, Own
+from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import stride_name
 
@@ -165,9 +165,7 @@ class FactorSpeller(GemmWords):
                 tests.append(f"{mn} < rows_here")
             else:
                 partial = f"rows_here - {mn}"
-        elif self.plan.segments:
-            tests.append(OF_GROUP)
-        if f.mn == "cols" and self.cols_ragged():
+        elif self.cols_ragged():
             if f.along or all(s.cols % self.plan.chunk == 0 for s in self.plan.output_groups):
                 tests.append(f"col0 + {mn} < cols")
             else:

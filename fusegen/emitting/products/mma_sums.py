@@ -9,7 +9,7 @@ from typing import Any
 
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import UNROLL, all_of
-from fusegen.emitting.products.mma_words import GemmWords, Own
+from fusegen.emitting.products.mma_words import OF_GROUP, GemmWords, Own
 from fusegen.emitting.products.reduced import asked, kept, part_words, row_part, taken, updated
 from fusegen.language.types import F8, f32
 from fusegen.planner.model import Load, Store, counts, used_by
@@ -384,8 +384,12 @@ class SumSpeller(GemmWords):
                 text = f"{self.sum_name(place)}_sums{self.own_sum(output_group)}"
             else:
                 text = f"{self.sum_name(place)}_shared[m * sums_stride + n]"
-            lines.append(f"const {self.sum_type} {product.value} = {text};")
+            lines.append(f"const {self.sum_type} {product.value} = {self.of_group(text)};")
         return lines
+
+    def of_group(self, text: str) -> str:
+        """A sum; of rows of no group 0, whatever their factors are."""
+        return f"{OF_GROUP} ? {text} : 0.0f" if self.plan.segments else text
 
     def slot(self, output_group: OutputGroup) -> str:
         """Which of a lane's rows a pass takes."""
@@ -466,7 +470,7 @@ class SumSpeller(GemmWords):
             if output_group.vector > 1:
                 lines.append(f"const Vec<{self.sum_type}, {output_group.vector}> {product.value}_total = {call};")
             else:
-                lines.append(f"const {self.sum_type} {product.value} = {call};")
+                lines.append(f"const {self.sum_type} {product.value} = {self.of_group(call)};")
         return lines
 
     def group_row(self, output_group: OutputGroup) -> list[str]:
@@ -485,7 +489,10 @@ class SumSpeller(GemmWords):
         if self.plan.run:
             lines = self.element_sums(output_group, bool(output_group.steps))
         elif output_group.vector > 1:
-            lines = [f"const {self.sum_type} {p.value} = {p.value}_total.at[j];" for p in output_group.contractions]
+            lines = [
+                f"const {self.sum_type} {p.value} = {self.of_group(f'{p.value}_total.at[j]')};"
+                for p in output_group.contractions
+            ]
 
         def read(load: Load) -> str:
             place = "_vec[v]" if load in each else "_vec"

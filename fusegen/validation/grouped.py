@@ -1,0 +1,88 @@
+"""Where groups of rows end, for launches of grouped products: ends right and wrong, of some rows, and of far ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fusegen.language.graph import Graph
+from fusegen.language.segments import group_bounds
+from fusegen.language.sizes import Size
+from fusegen.language.types import Dim, i32, size_of
+
+if TYPE_CHECKING:
+    from fusegen.validation.inputs import Operands
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MOST = int(i32.largest)
+WRONG = (-1, "one more", 0, MOST, -MOST - 1, "all")  # ends that no group of so many rows has, or not there
+
+
+def ends_of(graph: Graph) -> dict[str, Size]:
+    """The operands that say where groups end, each with the number of rows that are grouped."""
+    return {graph.tensor_of[n.ends].name: n.shape[0] for n in graph.products if n.ends in graph.tensor_of}
+
+
+def group_ends(rng: np.random.Generator, groups: int, rows: int) -> Array:
+    """Where groups of rows end, by turns: any number of rows in each; the same with an empty group, one of a single row
+    and no rows behind; all rows in one group; and what a caller got wrong: ends that descend, are negative, or lie
+    beyond the rows, far beyond too."""
+    rows = min(rows, MOST)
+    ends = np.sort(rng.integers(0, rows + 1, groups))
+    kind = int(rng.integers(4))
+    if kind == 1:
+        ends[1:2] = ends[:1]
+        ends[2:3] = ends[1:2] + 1
+        ends[-1] = rows
+    elif kind == 2:
+        ends = np.where(np.arange(groups) < rng.integers(groups), 0, rows)
+    elif kind == 3:
+        wrong = rng.permutation(groups)[: -(-groups // 2)]
+        found = [{"one more": min(rows + 1, MOST), "all": rows}.get(str(each), each) for each in WRONG]
+        ends[wrong] = np.resize(np.roll(np.array(found, np.int64), rng.integers(len(found))), wrong.size)
+    return np.minimum(ends, MOST).astype(np.int32)
+
+
+def in_groups(
+    graph: Graph, values: Sequence[Any], sizes: Mapping[str, int], picks: Mapping[str, Sequence[int]]
+) -> dict[str, Sequence[int]]:
+    """The picks of some rows, those of each group side by side, in the order of the groups; others as they are."""
+    found = dict(picks)
+    for name, size in ends_of(graph).items():
+        if isinstance(size, Dim) and size.name in found:
+            groups = group_of(value_of(graph, values, name), size_of(size, sizes))
+            found[size.name] = sorted(found[size.name], key=lambda row: groups[row])
+    return found
+
+
+def ends_of_some(
+    graph: Graph, name: str, ends: Array, sizes: Mapping[str, int], picks: Mapping[str, Sequence[int]]
+) -> Array:
+    """Where the groups end of which picks leave some rows, that lie in the order of the groups."""
+    size = ends_of(graph)[name]
+    if not isinstance(size, Dim) or size.name not in picks:
+        return ends
+    left = group_of(ends, size_of(size, sizes))[list(picks[size.name])]
+    return np.cumsum(np.bincount(left, minlength=len(ends) + 1)[: len(ends)]).astype(np.int32)
+
+
+def behind(graph: Graph, operands: Operands, skip: int) -> Operands:
+    """The same rows behind `skip` more, which are of the first group."""
+    names = ends_of(graph)
+    values = [
+        (np.clip(value.astype(np.int64), 0, MOST - skip) + skip).astype(np.int32) if tensor.name in names else value
+        for tensor, value in zip(graph.inputs, operands.values, strict=True)
+    ]
+    return replace(operands, values=tuple(values))
+
+
+def group_of(ends: Array, rows: int) -> Array:
+    """Of each row the number of its group; of rows of no group that of groups."""
+    return np.repeat(np.arange(len(ends) + 1), np.diff(group_bounds(ends, rows), append=rows))
+
+
+def value_of(graph: Graph, values: Sequence[Any], name: str) -> Array:
+    return next(np.asarray(v) for t, v in zip(graph.inputs, values, strict=True) if t.name == name)

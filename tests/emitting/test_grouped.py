@@ -1,0 +1,121 @@
+"""Grouped products through the planner, the template and the emulator: every kind of tile, whatever the ends are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusegen import Chain
+from fusegen.emitting.rendering import render
+from fusegen.planner.model import Layout, Source
+from fusegen.runtime import Kernel, finding
+from fusegen.targets import Target, target
+from fusegen.validation import validate
+from tests import grouped
+from tests.gemms import (
+    FEW,
+    Fits,
+    any_plan,
+    banded,
+    clustered,
+    clustered_tiles,
+    of_96,
+    persistent,
+    plan_for,
+    streamed,
+    streamed_waves,
+    tiled,
+)
+
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
+CUDA, AMD = "cuda:a100", "hip:mi300x"
+H200 = "cuda:h200"
+
+
+def kernel(spec: Chain, on: str | Target, fits: Fits = any_plan, **sizes: int) -> Kernel:
+    """The first candidate that fits, in the emulator, in every layout."""
+
+    def variant(layout: Layout) -> tuple[Source, None]:
+        return render(plan_for(spec, on, fits, layout, **sizes)), None
+
+    chosen = target(on) if isinstance(on, str) else on
+    return Kernel(*variant(Layout()), finding.find(chosen, "emulator"), variant)
+
+
+@pytest.mark.parametrize("name", [CUDA, AMD])
+@pytest.mark.parametrize("spec", grouped.ALL, ids=lambda spec: spec.name)
+def test_every_chain_is_right_on_every_vendor(spec: Chain, name: str) -> None:
+    report = validate(kernel(spec, name), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+ODD = (
+    {"T": 1, "N": 1, "K": 1, "E": 1},
+    {"T": 9, "N": 7, "K": 65, "E": 3},
+    {"T": 65, "N": 129, "K": 7, "E": 17},
+    {"T": 33, "N": 36, "K": 34, "E": 2},
+)
+
+
+@pytest.mark.pairwise("spec", "sizes", "name")
+@pytest.mark.parametrize("name", [H200, AMD])
+@pytest.mark.parametrize("sizes", ODD, ids=lambda sizes: "x".join(map(str, sizes.values())))
+@pytest.mark.parametrize("spec", [grouped.plain, grouped.across, grouped.gated, grouped.weighed], ids=lambda s: s.name)
+def test_any_size(spec: Chain, sizes: dict[str, int], name: str) -> None:
+    report = validate(kernel(spec, name, any_plan, **sizes), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+KINDS = (
+    (H200, tiled, {"T": 300, "N": 320, "K": 264, "E": 3}),
+    (H200, of_96, {"T": 300, "N": 320, "K": 264, "E": 3}),
+    (H200, streamed, {"T": 40, "N": 96, "K": 1032, "E": 5}),
+    (H200, clustered, {"T": 40, "N": 96, "K": 1032, "E": 5}),
+    (H200, clustered_tiles, {"T": 96, "N": 96, "K": 520, "E": 3}),
+    (AMD, banded, {"T": 300, "N": 320, "K": 104, "E": 3}),
+    (AMD, streamed_waves, {"T": 40, "N": 96, "K": 1032, "E": 5}),
+)
+
+
+@pytest.mark.by_values("spec", "sizes")
+@pytest.mark.parametrize(("name", "fits", "sizes"), KINDS, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize("spec", [grouped.plain, grouped.gated, grouped.normed], ids=lambda spec: spec.name)
+def test_every_kind_of_tile(spec: Chain, name: str, fits: Fits, sizes: dict[str, int]) -> None:
+    report = validate(kernel(spec, name, fits, **sizes), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+def test_persistent_blocks_take_tiles_of_several_groups() -> None:
+    report = validate(kernel(grouped.plain, FEW, persistent, T=500, N=512, K=512, E=4), cases=("normal", "rows"))
+    assert report.ok, str(report)[:2000]
+
+
+PERSISTENT = (FEW, persistent, {"T": 500, "N": 256, "K": 256, "E": 5})
+STREAMED = (H200, streamed, {"T": 40, "N": 32, "K": 512, "E": 5})
+WAVES = (AMD, any_plan, {"T": 300, "N": 64, "K": 64, "E": 5})
+
+
+@settings(max_examples=25, derandomize=True)
+@given(data=st.data(), of=st.sampled_from([PERSISTENT, STREAMED, WAVES]))
+def test_any_ends(of: tuple[str | Target, Fits, dict[str, int]], data: st.DataObject) -> None:
+    """Whatever they are: a row belongs to the first group whose end lies behind it, by which it is judged here."""
+    on, fits, sizes = of
+    rows = data.draw(st.integers(1, sizes["T"]))
+    near = st.integers(-2, rows + 2)
+    ends = data.draw(st.lists(near | st.sampled_from([-(2**31), 2**31 - 1]), min_size=5, max_size=5))
+    ends = sorted(ends) if data.draw(st.booleans()) else ends
+    made = kernel(grouped.plain, on, fits, **sizes)
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    x, w = (rng.integers(-2, 3, shape).astype(made.plan.dtype.numpy) for shape in
+            ((rows, sizes["K"]), (5, sizes["N"], sizes["K"])))  # fmt: skip
+    found = made(x, w, np.array(ends, np.int32))
+    want = grouped.by_definition(x, w.swapaxes(1, 2), np.array(ends)).astype(made.plan.dtype.numpy)
+    assert np.array_equal(found, want)
+    w[:] = np.nan  # of which rows of no group have nothing
+    alone = made(x, w, np.array(ends, np.int32))
+    none = grouped.group_of(rows, np.array(ends)) < 0
+    assert (alone[none] == 0).all()
+    assert np.isnan(alone[~none].astype(float)).all()

@@ -1,0 +1,67 @@
+"""Chains with grouped products that tests are made of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fusegen import Chain, bf16, chain, dims, f16, f32, i32
+from fusegen import ops as F
+
+T, N, K, E, L = dims("T N K E L")
+
+
+@chain(T=70, N=136, K=136, E=5)
+def plain(x: bf16[T, K], w: bf16[E, N, K], ends: i32[E]) -> bf16[T, N]:
+    return F.grouped_matmul(x, w.mT, ends)
+
+
+@chain(T=70, N=136, K=136, E=5)
+def across(x: f16[T, K], w: f16[E, K, N], ends: i32[E]) -> f32[T, N]:
+    """Weights whose columns are next to each other."""
+    return F.grouped_matmul(x, w, ends)
+
+
+@chain(T=70, N=136, K=136, E=5)
+def gated(x: bf16[T, K], gate: bf16[E, N, K], up: bf16[E, N, K], ends: i32[E]) -> bf16[T, N]:
+    """Two products of the same groups."""
+    return F.silu(F.grouped_matmul(x, gate.mT, ends)) * F.grouped_matmul(x, up.mT, ends)
+
+
+@chain(T=70, N=136, K=136, E=5)
+def weighed(
+    x: bf16[T, K], y: bf16[T, K], w: bf16[E, N, K], ends: i32[E], weight: f32[T, 1], residual: bf16[T, N], bias: bf16[N]
+) -> bf16[T, N]:  # fmt: skip
+    """Computed on its way in, weighed by row, with a vector and rows on its way out."""
+    return F.grouped_matmul(F.silu(x) * y, w.mT, ends) * weight + bias + residual
+
+
+@chain(T=70, N=136, K=136, E=5)
+def normed(x: bf16[T, K], gain: bf16[K], w: bf16[E, N, K], ends: i32[E]) -> bf16[T, N]:
+    """A sum of each row beside its product."""
+    return F.grouped_matmul(F.rmsnorm(x, gain), w.mT, ends)
+
+
+@chain(T=70, N=136, L=72, K=136, E=5)
+def side_by_side(
+    x: bf16[T, K], w: bf16[E, N, K], v: bf16[E, L, K], ends: i32[E]
+) -> tuple[bf16[T, N], bf16[T, L]]:  # fmt: skip
+    """Two widths."""
+    return F.grouped_matmul(x, w.mT, ends), F.relu(F.grouped_matmul(x, v.mT, ends))
+
+
+ALL: tuple[Chain, ...] = (plain, across, gated, weighed, normed, side_by_side)
+
+
+def group_of(rows: int, ends: np.ndarray) -> np.ndarray:
+    """The group of each row by its definition: the first one whose end lies behind it; -1 of no group."""
+    beyond = ends[None, :].astype(np.int64) > np.arange(rows)[:, None]
+    return np.where(beyond.any(1), beyond.argmax(1), -1)
+
+
+def by_definition(x: np.ndarray, w: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Rows times the matrix [K, N] of their group, row by row."""
+    found = np.zeros((len(x), w.shape[-1]))
+    for row, group in enumerate(group_of(len(x), ends)):
+        if group >= 0:
+            found[row] = x[row].astype(float) @ w[group].astype(float)
+    return found
