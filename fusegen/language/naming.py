@@ -42,6 +42,7 @@ FRAME = (
     copy_misaligned head_of load_block load_kept_block load_shifted store_block store_row head edge in_remainder
     remainder_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival away
     place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left leave_packed memcpy unknown
+    group_bounds matmul_by_group
     top_columns take bare rows_at rows_put take_at kept_by_sum kept_by_count order_of flat_index low_word high_word
     philox4x32 group_sum group_max group_min group_sum_i32 group_max_i32 group_min_i32 block""".split()  # noqa: SIM905
     )
@@ -85,7 +86,8 @@ PRODUCT_FRAME = frozenset(
     full_k tile_rows tile_cols tile_k stages split_k steps warp_rows warp_cols threads tiles_across group group_tiles
     slice_elements slice_bytes at_once band_rows sums_stride group_floats period load_matrices sum_row sum_col
     load_matrices_across load_two_matrices load_two_matrices_across neighbours n32 fetch_scales of_rows
-    of_columns scaled_k scaled_cols segment segment_end segment_of Segment tiles_of begun here of_group end matmul_by_group group_bounds""".split()  # noqa: SIM905
+    of_columns scaled_k scaled_cols
+    segment segment_end segment_of Segment tiles_of begun here of_group end""".split()  # noqa: SIM905
 )
 # the same of the template for two products with a softmax between them
 ATTENTION_FRAME = frozenset(

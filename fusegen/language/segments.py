@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def group_bounds(ends: Any, rows: int) -> Array:
-    """Where each group begins and, behind it, the rows of no group: ends as they rise, none below 0 or beyond `rows`."""
+    """Where each group begins and, behind it, the rows of no group: ends as they rise, between 0 and `rows`."""
     return np.concatenate([[0], np.clip(np.maximum.accumulate(ends), 0, rows)]).astype(np.int64)
 
 

@@ -292,7 +292,7 @@ class Checks:
         skip = 0 if self.graph.scatters else skip
         if not skip or not self.wants(name, NORMAL.name):
             return
-        inputs, outputs, values = self.placed(behind(self.graph, operands, skip))
+        inputs, outputs, values = self.placed(replace(operands, values=behind(self.graph, operands.values, skip)))
         views = {t.name: placed.view for t, placed in zip(self.arrays, (*inputs, *outputs), strict=True)}
         problem = failing(far.launch_last, self.kernel, views, values, operands.sizes, dim, skip)
         found = [] if problem else [view.numpy() for view in list(views.values())[len(inputs) :]]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +12,6 @@ from fusegen.language.segments import group_bounds
 from fusegen.language.sizes import Size
 from fusegen.language.types import Dim, i32, size_of
 
-if TYPE_CHECKING:
-    from fusegen.validation.inputs import Operands
-
 Array = np.ndarray[Any, np.dtype[Any]]
 MOST = int(i32.largest)
 WRONG = (-1, "one more", 0, MOST, -MOST - 1, "all")  # ends that no group of so many rows has, or not there
@@ -23,7 +19,7 @@ WRONG = (-1, "one more", 0, MOST, -MOST - 1, "all")  # ends that no group of so 
 
 def ends_of(graph: Graph) -> dict[str, Size]:
     """The operands that say where groups end, each with the number of rows that are grouped."""
-    return {graph.tensor_of[n.ends].name: n.shape[0] for n in graph.products if n.ends in graph.tensor_of}
+    return {graph.tensor_of[n.ends].name: n.shape[0] for n in graph.products if n.ends}
 
 
 def group_ends(rng: np.random.Generator, groups: int, rows: int) -> Array:
@@ -69,14 +65,13 @@ def ends_of_some(
     return np.cumsum(np.bincount(left, minlength=len(ends) + 1)[: len(ends)]).astype(np.int32)
 
 
-def behind(graph: Graph, operands: Operands, skip: int) -> Operands:
-    """The same rows behind `skip` more, which are of the first group."""
+def behind(graph: Graph, values: Sequence[Any], skip: int) -> tuple[Any, ...]:
+    """Operands of the same rows behind `skip` more, which are of the first group."""
     names = ends_of(graph)
-    values = [
+    return tuple(
         (np.clip(value.astype(np.int64), 0, MOST - skip) + skip).astype(np.int32) if tensor.name in names else value
-        for tensor, value in zip(graph.inputs, operands.values, strict=True)
-    ]
-    return replace(operands, values=tuple(values))
+        for tensor, value in zip(graph.inputs, values, strict=True)
+    )
 
 
 def group_of(ends: Array, rows: int) -> Array:

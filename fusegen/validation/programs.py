@@ -59,10 +59,10 @@ from fusegen.validation.inputs import (
     rows_of_tables,
     shared,
     slot_operands,
-    take,
     slots,
     summed_dims,
     table_dims,
+    take,
     with_places,
 )
 from fusegen.validation.judging import agree, failing, judged, overwritten, unnamed_rows
@@ -187,8 +187,8 @@ class ProgramChecks(Checks):
         counted = draws(self.graph) or any(node.op.name == "row_index" for node in self.graph.nodes)
         if not self.wants("apart") or not free or counted or self.graph.scatters or moved(self.graph, free):
             return
-        picks = {name: list(range(operands.sizes[name]))[::-2] for name in free}
-        picks = in_groups(self.graph, operands.values, operands.sizes, picks)
+        every = {name: range(operands.sizes[name])[::-2] for name in free}
+        picks = in_groups(self.graph, operands.values, operands.sizes, every)
         few = replace(take(self.graph, operands, picks), labels=operands.labels)
         outputs, problem = self.launch(few)
         wanted = [picked(array, t, picks) for t, array in zip(self.graph.outputs, first, strict=True)]

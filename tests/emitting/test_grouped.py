@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusegen import Chain
+from fusegen import Chain, bf16
 from fusegen.emitting.rendering import render
 from fusegen.planner.model import Layout, Source
 from fusegen.runtime import Kernel, finding
@@ -109,10 +109,10 @@ def test_any_ends(of: tuple[str | Target, Fits, dict[str, int]], data: st.DataOb
     ends = sorted(ends) if data.draw(st.booleans()) else ends
     made = kernel(grouped.plain, on, fits, **sizes)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    x, w = (rng.integers(-2, 3, shape).astype(made.plan.dtype.numpy) for shape in
+    x, w = (rng.integers(-2, 3, shape).astype(bf16.numpy) for shape in
             ((rows, sizes["K"]), (5, sizes["N"], sizes["K"])))  # fmt: skip
     found = made(x, w, np.array(ends, np.int32))
-    want = grouped.by_definition(x, w.swapaxes(1, 2), np.array(ends)).astype(made.plan.dtype.numpy)
+    want = grouped.by_definition(x, w.swapaxes(1, 2), np.array(ends)).astype(bf16.numpy)
     assert np.array_equal(found, want)
     w[:] = np.nan  # of which rows of no group have nothing
     alone = made(x, w, np.array(ends, np.int32))

@@ -17,9 +17,9 @@ from tests.tools import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
 
-ODD = {"M": 37, "N": 75, "K": 83, "B": 2, "S": 19, "D": 83, "Q": 75, "G": 21}  # no multiple of anything
-EVEN = {"M": 64, "N": 96, "K": 64, "B": 2, "S": 16, "D": 64, "Q": 96, "G": 32}
-ONE = dict.fromkeys(ODD, 1) | {"M": 3}
+ODD = {"M": 37, "N": 75, "K": 83, "B": 2, "S": 19, "D": 83, "Q": 75, "G": 21, "T": 37, "E": 4}  # of nothing
+EVEN = {"M": 64, "N": 96, "K": 64, "B": 2, "S": 16, "D": 64, "Q": 96, "G": 32, "T": 64, "E": 3}
+ONE = dict.fromkeys(ODD, 1) | {"M": 3, "T": 3}
 NARROW = ("fp8_gemm", "i8_gemm")  # whose factors are of one type
 SIZES = {"odd": ODD, "even": EVEN, "one": ONE}
 
@@ -38,8 +38,8 @@ def at(spec: Chain, sizes: dict[str, int]) -> Chain:
 
 def test_the_specs_are_those_that_users_know() -> None:
     assert set(PRODUCTS) == {
-        "fp8_gemm", "gemm_bias_gelu", "gemm_bias_relu_residual", "gemm_swiglu", "gemm_tf32", "i8_gemm", "qkv",
-        "rmsnorm_gemm", "rmsnorm_gemm_swiglu",
+        "fp8_gemm", "gemm_bias_gelu", "gemm_bias_relu_residual", "gemm_swiglu", "gemm_tf32", "grouped_gemm",
+        "grouped_swiglu", "i8_gemm", "qkv", "rmsnorm_gemm", "rmsnorm_gemm_swiglu",
     }  # fmt: skip
     for spec in PRODUCTS.values():
         assert split(spec.graph).products

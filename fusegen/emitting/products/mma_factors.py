@@ -250,7 +250,9 @@ class FactorSpeller(GemmWords):
             value = self.to_value(load.access.dtype, f"*({self.at(load.access, row=f'({row})')})")
             lines += [
                 f"{VALUE_TYPES[load.dtype]} {name}_held[{found['passes']}];",
-                *each_line([f"{name}_held[v] = {row} < {self.rows_end} ? {value} : {ZEROS[load.dtype]};"], "v", found["passes"]),
+                *each_line(
+                    [f"{name}_held[v] = {row} < {self.rows_end} ? {value} : {ZEROS[load.dtype]};"], "v", found["passes"]
+                ),
             ]
         return lines
 

@@ -247,7 +247,8 @@ class SumSpeller(GemmWords):
         return {
             "row": f"row0 + {self.warp_row}{m}{atom.fragment.row_text(('r', 1))}",
             # slices beyond K, which parts of it may have, have no scales
-            "inside": f"row < {self.rows_end}" + ("" if self.plan.even else f" && {block} < {self.plan.k // blocks.block}"),
+            "inside": f"row < {self.rows_end}"
+            + ("" if self.plan.even else f" && {block} < {self.plan.k // blocks.block}"),
             "of_row": f"{self.pointers[rows.tensor]}[row{each} + {along}]",
             "cols": [f"{self.pointers[c.tensor]}[{col} / {blocks.block} * {c.name}_ld + {block}]" for c in blocks.cols],
             "arguments": [f", scale[{product}][m]" for product in range(self.plan.products)],

@@ -129,7 +129,9 @@ class GemmPlan(ProductPlan):
     def slices_at_first(self) -> int:
         """Not where the right factors are codes, or come through registers, or are found by ends of groups; persistent
         blocks copy chunk by chunk."""
-        if self.coding or self.segments or self.tile.persistent or not all(r.copied for g in self.output_groups for r in g.rights):
+        if self.coding or self.segments or self.tile.persistent:
+            return 0
+        if not all(r.copied for g in self.output_groups for r in g.rights):
             return 0
         return min(self.tile.stages - 1, self.steps)
 

@@ -202,7 +202,9 @@ def alike(drawn: MmaDraft, found: Mapping[Node, Operand]) -> Mapping[Node, Opera
     if all(f.evict_first for f in factors):
         transport = "cp.async evict-first"
     indices = [SEGMENT] if drawn.segments else []
-    indices += [dim.index for dim in drawn.dims[:-1] if any(dim.index == index for f in factors for index, _ in f.batch)]
+    indices += [
+        dim.index for dim in drawn.dims[:-1] if any(dim.index == index for f in factors for index, _ in f.batch)
+    ]
     return {
         node: replace(f, transport=transport, width=width, batch=tuple((i, dict(f.batch).get(i, "0")) for i in indices))
         for node, f in found.items()

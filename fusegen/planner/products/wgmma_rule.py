@@ -124,7 +124,7 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     hoisted, parts = taken_apart(graph)
     first = parts.products[0]
     if first.node.ends:
-        raise NoMatch(f"the product at {first.node.where} is grouped; kernels that sum by wgmma take one matrix for all rows")
+        raise NoMatch(f"the product at {first.node.where} is grouped; by wgmma all rows are multiplied with one matrix")
     if not target.atoms_of("warpgroup", first.left.dtype, first.right.dtype):
         raise NoMatch(no_unit(target, "wgmma", first.left.dtype, first.right.dtype))
     found = groups(hoisted, parts)

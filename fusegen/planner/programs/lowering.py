@@ -502,19 +502,8 @@ class Lowering:
         inner = self.seen(node.inputs[0], source.transposed((*range(mine - 2), mine - 1, mine - 2)), full=True)
         return replace(node, inputs=(inner,), shape=view.shape)
 
-    def grouped_matmul(self, node: Node, view: View) -> Node:
-        """A grouped product, which is taken whole: its groups say which rows it has."""
-        if not view.is_identity:
-            raise NotOneStep(node, f"{node.operator}: a view takes the rows and columns of a grouped product apart")
-        left, right = (self.factor(side, View.identity(side.shape), node) for side in node.factors)
-        assert node.ends is not None
-        ends = self.seen(node.ends, View.identity(node.ends.shape))
-        return replace(node, inputs=(left, right, ends), shape=(left.shape[0], right.shape[-1]))
-
     def matmul(self, node: Node, view: View) -> Node:
         """A product of which a view takes rows and columns apart."""
-        if node.ends:
-            return self.grouped_matmul(node, view)
         rank, mine = len(node.shape), len(view.shape)
         if missing := (1,) * (2 - mine):
             view = made(
@@ -530,7 +519,7 @@ class Lowering:
         made_left = self.factor(left, side(view, left, node, rows=True), node)
         codes = codes_of(right) if (shown := side(view, right, node, rows=False)).is_identity else None
         made_right = in_one_kernel(codes, node, self.seen) if codes else self.factor(right, shown, node)
-        leading = broadcast(made_left.shape[:-2], made_right.shape[:-2])
+        leading = made_left.shape[:-2] if node.ends else broadcast(made_left.shape[:-2], made_right.shape[:-2])
         shape = (*leading, made_left.shape[-2], made_right.shape[-1])
         scales = (self.factor(a, View.identity(a.shape), node) for a in node.inputs[2:])
         return replace(node, inputs=(made_left, made_right, *scales), shape=shape)
