@@ -521,8 +521,9 @@ class Lowering:
         made_right = in_one_kernel(codes, node, self.seen) if codes else self.factor(right, shown, node)
         leading = made_left.shape[:-2] if node.ends else broadcast(made_left.shape[:-2], made_right.shape[:-2])
         shape = (*leading, made_left.shape[-2], made_right.shape[-1])
-        scales = (self.factor(a, View.identity(a.shape), node) for a in node.inputs[2:])
-        return replace(node, inputs=(made_left, made_right, *scales), shape=shape)
+        scales = (self.factor(a, View.identity(a.shape), node) for a in node.scales)
+        ends = (self.seen(node.ends, View.identity(node.ends.shape)),) if node.ends else ()
+        return replace(node, inputs=(made_left, made_right, *scales, *ends), shape=shape)
 
     def factor(self, node: Node, view: View, of: Node) -> Node:
         source, shown = node, view
