@@ -82,6 +82,7 @@ TEXTS: Mapping[str, str] = {
     "round_f4e2m1": "torch.where((a := {0}.abs().nan_to_num(6.0)) < 2, (2 * a).round() / 2, "
     "torch.where(a < 4, a.round(), 2 * (a / 2).round()).clamp(max=6)).copysign({0})",
     "transpose": "{0}.mT", "matmul": "{0} @ {1}", "matmul_tf32": "{0} @ {1}",
+    "grouped_matmul": "F.grouped_mm({0}, {1}, offs={2})",
 }  # fmt: skip
 SCATTERED_BYTES = (  # torch has no index_copy_ of 8-bit floats
     "{0}.view(torch.uint8).index_copy_(0, {1}.flatten().long(), "
@@ -225,6 +226,8 @@ def biased(node: Node, graph: Graph) -> Biased | None:
         return None
     for product, bias in (node.inputs, node.inputs[::-1]):
         if product.op.kind is not Kind.PRODUCT or graph.users[product] != (node,) or len(bias.shape) != 1:
+            continue
+        if product.ends:
             continue
         if any(t.node is product for t in graph.outputs) or bias.shape != product.shape[-1:]:
             continue
@@ -372,7 +375,9 @@ class Writer:
             return found.text.format(*(self.factor(a, found.dtype) for a in found.arrays))
         if node.op.kind is Kind.PRODUCT:
             dtype = self.graph.factor_types[node]
-            if node.inputs[2:]:
+            if node.ends:
+                return TEXTS[node.op.name].format(*(self.factor(a, dtype) for a in node.factors), self.name(node.ends))
+            if node.scales:
                 return BLOCKS.format(*map(self.name, node.inputs))
             if dtype.narrow:  # torch's own products of 8 bits want scales, and sizes that are multiples of 16
                 wide = "torch.float64" if node.dtype is i32 else "torch.float32"

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from fusegen.language.graph import Graph, Tensor
-from fusegen.language.types import DType, Size, f32, size_of
+from fusegen.language.types import DType, Size, f32, i32, size_of
 from fusegen.runtime.arrays import ArrayView
 from fusegen.runtime.devices import Device
+from fusegen.validation.grouped import ends_of
 from fusegen.validation.inputs import index_limits, slot_operands
 
 TILE_BYTES = 1 << 20
@@ -42,10 +43,13 @@ class Operands:
 def operands(device: Device, graph: Graph, seed: int = 0) -> Operands:
     """Noise for every input at the graph's sizes. Raises MissingError when the device has no memory for it."""
     noise = np.random.default_rng(seed)
-    limits, unique = index_limits(graph, graph.sizes), slot_operands(graph)
+    limits, unique, ends = index_limits(graph, graph.sizes), slot_operands(graph), ends_of(graph)
     inputs: dict[str, Any] = {}
     for t in graph.inputs:
-        if t.name in unique:
+        if t.name in ends:
+            rows = size_of(ends[t.name], graph.sizes)
+            inputs[t.name] = group_ends(device, shape_at(t, graph)[0], rows, noise)
+        elif t.name in unique:
             inputs[t.name] = places(device, t.dtype, shape_at(t, graph), noise, limits[t.name])
         elif t.shape:
             inputs[t.name] = filled(device, t.dtype, shape_at(t, graph), noise, limits.get(t.name, 2))
@@ -88,6 +92,14 @@ def places(
     memory = device.empty(max(found.nbytes, 1))
     memory.write(found)
     return memory.view(dtype, shape)
+
+
+def group_ends(device: Device, groups: int, rows: int, noise: np.random.Generator) -> ArrayView:
+    """Where groups of rows end, of which each row is as likely in any."""
+    found = np.cumsum(noise.multinomial(rows, [1 / groups] * groups)).astype(np.int32)
+    memory = device.empty(found.nbytes)
+    memory.write(found)
+    return memory.view(i32, found.shape)
 
 
 def scalar(tensor: Tensor) -> float | int:

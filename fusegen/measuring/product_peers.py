@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fusegen.language.graph import Graph, Node
-from fusegen.language.products import Factor, Split, Unsplittable, split
+from fusegen.language.products import Factor, Product, Split, Unsplittable, split
 from fusegen.language.torch_source import DTYPES
 from fusegen.language.types import DType, f32
 from fusegen.measuring.operands import shape_of
@@ -31,6 +31,8 @@ def product_ways(torch: Any, graph: Graph, tensors: Sequence[Sequence[Any]]) -> 
     except Unsplittable:
         return
     library = "hipBLAS" if torch.version.hip else "cuBLAS"
+    if parts.products[0].node.ends:
+        library = "grouped_mm"
     sets = [dict(zip((t.name for t in graph.inputs), row, strict=True)) for row in tensors]
     yield f"{library}, products alone", [bare(torch, graph, parts, one) for one in sets]
     if (found := with_epilogue(parts)) is not None:
@@ -53,8 +55,10 @@ def same_precision(torch: Any, graph: Graph) -> Iterator[None]:
 
 def bare(torch: Any, graph: Graph, parts: Split, operands: dict[str, Any]) -> Run:
     """Every product, those of one left factor by one call."""
-    calls = []
-    for left in parts.lefts:
+    calls: list[Run] = []
+    if parts.products[0].node.ends:
+        calls = [grouped(torch, graph, product, operands) for product in parts.products]
+    for left in parts.lefts if not calls else ():
         products = [p for p in parts.products if p.left.node is left.node]
         x = matrices(torch, graph, left, operands)
         weights = [matrices(torch, graph, p.right, operands) for p in products]
@@ -69,6 +73,14 @@ def bare(torch: Any, graph: Graph, parts: Split, operands: dict[str, Any]) -> Ru
             call()
 
     return run
+
+
+def grouped(torch: Any, graph: Graph, product: Product, operands: dict[str, Any]) -> Run:
+    """A grouped product by torch's own, which is CUTLASS's on Hopper."""
+    x, w = (matrices(torch, graph, factor, operands) for factor in (product.left, product.right))
+    assert product.node.ends is not None
+    ends = operands[graph.tensor_of[product.node.ends].name]
+    return lambda: torch.nn.functional.grouped_mm(x, w, offs=ends)
 
 
 def multiplying(torch: Any, x: Any, w: Any) -> Run:
@@ -109,6 +121,8 @@ def with_epilogue(parts: Split) -> tuple[str, bool] | None:
     if len(parts.products) != 1 or len(parts.epilogue) != 2 or len(parts.graph.outputs) != 1:
         return None
     product = parts.products[0]
+    if product.node.ends:
+        return None
     add, activation = parts.epilogue
     if add.op.name != "add" or activation.op.name not in ACTIVATIONS or product.left.operand is None:
         return None

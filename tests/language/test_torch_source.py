@@ -21,6 +21,7 @@ from fusegen.measuring.peers import tensor_over
 from fusegen.planner.rewrites import simplify
 from fusegen.runtime import finding
 from fusegen.targets import H200
+from tests import grouped
 from tests.chains import random_chain
 from tests.language.test_products import ALL as PRODUCTS
 from tests.language.test_products import bias_gelu, norm_swiglu, scaled
@@ -59,7 +60,9 @@ def check(graph: Graph, rtol: float = 2e-4) -> None:
 
 def test_every_op_has_its_text() -> None:
     without = {"philox"}  # torch's generator is another one
-    assert set(TEXTS) | without == {op.name for op in PRIMITIVES} | {"scatter", "transpose", "matmul", "matmul_tf32"}
+    assert set(TEXTS) | without == {op.name for op in PRIMITIVES} | {
+        "scatter", "transpose", "matmul", "matmul_tf32", "grouped_matmul"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("found", [*SPECS.values(), *OWN, *SELECTING], ids=lambda c: c.name)
@@ -186,6 +189,17 @@ def scale_causal_softmax(scores, keep):
     return softmax.to(torch.float16)
 """
     )
+
+
+def test_grouped_products_are_torchs_own() -> None:
+    """With an empty group and one of a single row; what torch has in rows of no group is anything."""
+    for found, line in ((grouped.plain, "F.grouped_mm(x, w_T, offs=ends)"), (grouped.weighed, "F.grouped_mm(mul, ")):
+        graph = found.at(T=20, N=16, K=24, E=4).graph
+        assert line in torch_source(graph), torch_source(graph)
+        values = values_for(graph) | {"ends": np.array([7, 7, 8, 20], np.int32)}
+        run = torch_chain(graph)
+        got = run.function(*map(tensor, values.values()), *run.constants("cpu")).float().numpy()
+        assert np.allclose(got, reference(graph)(*values.values()), rtol=0.02, atol=0.05)
 
 
 def test_selections_are_torchs_own() -> None:
