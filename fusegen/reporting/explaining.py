@@ -111,6 +111,11 @@ def products(plan: Plan) -> list[str]:
             f"{names[product.node]} = {' @ '.join(sides)}: {shape_text(product.node.shape)} over {product.contracted}, "
             f"factors of {product.left.dtype}, summed in f32"
         )
+    if (ends := parts.products[0].node.ends) is not None:
+        lines.append(
+            f"rows are multiplied with the matrix of their group, which {names[ends]} tells: each group begins a tile, so "
+            "that no tile has rows of two"
+        )
     if len(parts.products) > len(parts.lefts):
         lines.append(f"{len(parts.products)} products share a left factor, which is read once for all of them")
     for factor in {f.node: f for p in parts.products for f in (p.left, p.right) if f.operand is None}.values():

@@ -6,7 +6,7 @@
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
 // tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 4, copies interleaved with the
-//          products; persistent blocks
+//          products; persistent blocks; each of rows of one of 16 groups
 // traffic  469.8 MB moved, 469.8 MB ideal, 469.8 MB with products apart, 469.8 MB unfused in 1 launch
 // floor    881.0 us at 312 TFLOP/s for products; compute-bound at 585.14 flop/B
 // rounding out to bf16 when stored; f32 between

@@ -15,7 +15,7 @@ import numpy as np
 
 
 def group_bounds(ends, rows):
-    """Where each group begins and, behind it, the rows of no group: ends as they rise, none below 0 or beyond `rows`."""
+    """Where each group begins and, behind it, the rows of no group: ends as they rise, between 0 and `rows`."""
     return np.concatenate([[0], np.clip(np.maximum.accumulate(ends), 0, rows)]).astype(np.int64)
 
 

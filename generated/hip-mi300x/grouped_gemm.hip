@@ -5,7 +5,7 @@
 //         return F.grouped_matmul(x, w.mT, ends)
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2
+// tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2; each of rows of one of 16 groups
 // traffic  469.8 MB moved, 469.8 MB ideal, 469.8 MB with products apart, 469.8 MB unfused in 1 launch
 // floor    210.2 us at 1307 TFLOP/s for products; compute-bound at 585.14 flop/B
 // rounding out to bf16 when stored; f32 between

@@ -7,7 +7,7 @@
 //         return F.silu(gate) * up
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     128 x 64 tiles of 4 warps, slices of 32 in a ring of 2
+// tile     128 x 64 tiles of 4 warps, slices of 32 in a ring of 2; each of rows of one of 16 groups
 // traffic  738.2 MB moved, 738.2 MB ideal, 1140.9 MB with products apart, 1275.1 MB unfused in 4
 //          launches
 // floor    420.5 us at 1307 TFLOP/s for products; compute-bound at 744.73 flop/B

@@ -55,7 +55,7 @@ from fusegen.planner.products.output_groups import (
     taken_apart,
     within,
 )
-from fusegen.planner.products.parts import Coding, Contraction, Left, Operand, OutputGroup, Prologue
+from fusegen.planner.products.parts import Coding, Contraction, Left, Operand, OutputGroup, Prologue, Segments
 from fusegen.planner.products.product_cost import product_rounding
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
@@ -214,7 +214,7 @@ def candidate(shared: Shared, tile: GemmTile, atom: Atom) -> GemmPlan:
         layout=drawn.layout,
         rule="gemm",
         template="gemm.cu.j2",
-        regime=regime(tile, drawn.coding),
+        regime=regime(tile, drawn.coding, drawn.segments),
         cols=graph.cols,
         row_dims=drawn.dims,
         accesses=shared.accesses,
@@ -279,9 +279,8 @@ def prepared(drawn: MmaDraft, factors: tuple[Operand, ...], accesses: Mapping[st
     return prologue_of(graph, parts, (f.access.tensor for f in factors), accesses)
 
 
-def regime(tile: GemmTile, coding: Coding | None = None) -> str:
-    found = tile_text(tile)
-    return f"{found}; {coding.text}" if coding else found
+def regime(tile: GemmTile, coding: Coding | None = None, segments: Segments | None = None) -> str:
+    return "; ".join([tile_text(tile), *(found.text for found in (coding, segments) if found)])
 
 
 def tile_text(tile: GemmTile) -> str:

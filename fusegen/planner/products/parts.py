@@ -57,6 +57,10 @@ class Segments:
     ends: Access
     count: int
 
+    @property
+    def text(self) -> str:
+        return f"each of rows of one of {self.count} groups"
+
 
 @dataclass(frozen=True, slots=True)
 class Operand:
