@@ -9,7 +9,7 @@ from fusegen.emitting.rendering import render
 from fusegen.planner import CONTIGUOUS
 from fusegen.planner.model import Layout, Source
 from fusegen.targets import Target
-from tests import gemms
+from tests import gemms, grouped
 from tests.gemms import FEW, Fits, banded, clustered, persistent, plan_for, streamed, streamed_waves, tiled
 from tests.mutations import Mutation
 
@@ -52,6 +52,9 @@ BANDS = subject(gemms.bias_gelu, banded, "hip:gfx90a", M=160, N=200, K=136)
 ROUNDED = subject(gemms.tf32, tiled, M=96, N=200, K=136)
 ROUNDED_ACROSS = subject(gemms.tf32_turned, tiled, M=96, N=200, K=136)
 F32_WAVES = subject(gemms.tf32, tiled, "hip:gfx90a", M=96, N=200, K=136)
+GROUPED = subject(grouped.plain, tiled, T=200, N=96, K=72, E=4)
+GROUPED_STREAMS = subject(grouped.gated, streamed, T=40, N=96, K=1032, E=5)
+GROUPED_PERSISTENT = subject(grouped.plain, persistent, FEW, T=500, N=256, K=256, E=4)
 SMALL_WAVES = subject(gemms.norm, streamed_waves, "hip:mi300x", M=8, N=96, K=1032)
 
 
@@ -230,6 +233,32 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"band < \1 - 1; ++band"),
     mutation("HIP: bands do not meet", "a band's sums overwrite those before", BANDS,
              r"if \(band > 0\) __syncthreads\(\);", ""),
+    # ---- groups of rows
+    mutation("an end beyond the rows", "memory behind the operands", GROUPED, r"ends\[s\] < most \? ends\[s\] : most",
+             "ends[s]", quick=False),
+    mutation("an end before the one above it", "rows that two groups have", GROUPED,
+             r"ends\[s\] < begin \? begin : ", ""),
+    mutation("a group's last tile left out", "tiles are rounded down", GROUPED_STREAMS,
+             r"\(static_cast<unsigned>\(end - begin\) \+ tile_rows - 1\)", "static_cast<unsigned>(end - begin)"),
+    mutation("rows of the next group", "a tile goes on behind its group", GROUPED, r"row < segment_end", "row < rows"),
+    mutation("a stream's rows of the next group", "a tile goes on behind its group", GROUPED_STREAMS,
+             r"row < segment_end", "row < rows", everywhere=True),
+    mutation("one matrix for all groups", "right where rows are of one group", GROUPED, r"segment \* w_group",
+             "0 * w_group"),
+    mutation("the next group's matrix", "groups are counted from 1", GROUPED_STREAMS, r"segment \* up_group",
+             "(segment + 1) % segments * up_group"),
+    mutation("32-bit offset of a group", "wraps in factors of 2^31 elements and more", GROUPED, r"segment \* w_group",
+             "static_cast<int>(segment * w_group)", quick=False),
+    mutation("rows of no group are the last one's", "they are multiplied", GROUPED, r"rows, false\}", "rows, true}",
+             quick=False),
+    mutation("the last group left out", "its rows are of none", GROUPED, r"s < segments; \+\+s",
+             "s < segments - 1; ++s"),
+    mutation("persistent: rows of no group have sums", "a tile is multiplied before its group is asked for",
+             GROUPED_PERSISTENT, r"of_group \? ", "true ? ", quick=False),
+    mutation("persistent: no tiles of rows of no group", "they are never written", GROUPED_PERSISTENT,
+             r"return number \+ [^;]*;", "return number;", quick=False),
+    mutation("persistent: the group of the tile before", "copies are of another matrix", GROUPED_PERSISTENT,
+             r"const int segment = at\.segment;", "const int segment = at.segment ? at.segment - 1 : 0;"),
     mutation("HIP: a statistic of one lane", "the others' parts are left out", SMALL_WAVES,
              r"for \(int step = \d+; step > 0; step /= 2\) sum_of_squares_part",
              "for (int step = 0; step > 0; step /= 2) sum_of_squares_part"),

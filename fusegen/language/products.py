@@ -137,6 +137,9 @@ def check_products(graph: Graph) -> None:
     for node, dtype in graph.factor_types.items():
         left, right = (factor_kind(a, graph.storage) for a in node.factors)
         text = " @ ".join(f"{t}{shape_text(a.shape)}" for t, a in zip((left, right), node.factors, strict=True))
+        if node.ends and dtype not in (f16, bf16):
+            found = " and ".join(dict.fromkeys((str(left), str(right))))
+            raise SpecError(f"grouped_matmul: found factors of {found}; wanted f16 or bf16", node.where)
         if dtype is f32 and left is not right and sum(map(has_type, node.factors)) != 1:
             kinds = [kind for kind in (right, left) if kind is not f32]  # a value is f32 without a cast
             raise SpecError(
@@ -149,9 +152,6 @@ def check_products(graph: Graph) -> None:
                 f"  multiply 8 bits as they are and scale what comes of it, (x @ w.T) * scale, or F.cast(x, {dtype})",
                 node.where,
             )
-        if node.ends and dtype not in (f16, bf16):
-            found = " and ".join(dict.fromkeys((str(left), str(right))))
-            raise SpecError(f"grouped_matmul: found factors of {found}; wanted f16 or bf16", node.where)
         if node.promote is not None and dtype not in F8:
             raise SpecError(f"matmul: {text}: promote={node.promote} is of factors of 8-bit floats alone", node.where)
         if dtype is f32 and node.op.name != "matmul_tf32":

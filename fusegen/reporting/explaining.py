@@ -113,8 +113,8 @@ def products(plan: Plan) -> list[str]:
         )
     if (ends := parts.products[0].node.ends) is not None:
         lines.append(
-            f"rows are multiplied with the matrix of their group, which {names[ends]} tells: each group begins a tile, so "
-            "that no tile has rows of two"
+            f"rows are multiplied with the matrix of their group, which {names[ends]} tells: each group begins a tile, "
+            "so that no tile has rows of two"
         )
     if len(parts.products) > len(parts.lefts):
         lines.append(f"{len(parts.products)} products share a left factor, which is read once for all of them")

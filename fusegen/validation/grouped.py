@@ -14,7 +14,6 @@ from fusegen.language.types import Dim, i32, size_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOST = int(i32.largest)
-WRONG = (-1, "one more", 0, MOST, -MOST - 1, "all")  # ends that no group of so many rows has, or not there
 
 
 def ends_of(graph: Graph) -> dict[str, Size]:
@@ -23,23 +22,22 @@ def ends_of(graph: Graph) -> dict[str, Size]:
 
 
 def group_ends(rng: np.random.Generator, groups: int, rows: int) -> Array:
-    """Where groups of rows end, by turns: any number of rows in each; the same with an empty group, one of a single row
-    and no rows behind; all rows in one group; and what a caller got wrong: ends that descend, are negative, or lie
-    beyond the rows, far beyond too."""
+    """Where groups of rows end: any number of rows in each, now and then all in one; half of the time an empty group
+    and one of a single row, and half of the time some rows behind all. And what a caller got wrong: mostly an end below
+    the one before it, or negative, and now and then a last one beyond the rows, far beyond too."""
     rows = min(rows, MOST)
     ends = np.sort(rng.integers(0, rows + 1, groups))
-    kind = int(rng.integers(4))
-    if kind == 1:
+    if rng.random() < 0.1:
+        ends = np.where(np.arange(groups) < rng.integers(groups), 0, rows)
+    elif rng.random() < 0.5:
         ends[1:2] = ends[:1]
         ends[2:3] = ends[1:2] + 1
-        ends[-1] = rows
-    elif kind == 2:
-        ends = np.where(np.arange(groups) < rng.integers(groups), 0, rows)
-    elif kind == 3:
-        wrong = rng.permutation(groups)[: -(-groups // 2)]
-        found = [{"one more": min(rows + 1, MOST), "all": rows}.get(str(each), each) for each in WRONG]
-        ends[wrong] = np.resize(np.roll(np.array(found, np.int64), rng.integers(len(found))), wrong.size)
-    return np.minimum(ends, MOST).astype(np.int32)
+    behind = -(-rows // int(rng.integers(4, 9)))
+    ends[-1] = rows + rng.choice(np.array([-behind, -1, 0, 1, MOST]), p=(0.25, 0.25, 0.25, 0.125, 0.125))
+    if groups > 2 and rng.random() < 0.75:
+        place = int(rng.integers(1, groups - 1))
+        ends[place] = rng.choice(np.array([-1, 0, -MOST - 1, ends[place - 1] - 1]))
+    return np.clip(ends, -MOST - 1, MOST).astype(np.int32)
 
 
 def in_groups(

@@ -193,7 +193,10 @@ def scale_causal_softmax(scores, keep):
 
 def test_grouped_products_are_torchs_own() -> None:
     """With an empty group and one of a single row; what torch has in rows of no group is anything."""
-    for found, line in ((grouped.plain, "F.grouped_mm(x, w_T, offs=ends)"), (grouped.weighed, "F.grouped_mm(silu_times_y, w_T")):
+    for found, line in (
+        (grouped.plain, "F.grouped_mm(x, w_T, offs=ends)"),
+        (grouped.weighed, "F.grouped_mm(silu_times_y, w_T"),
+    ):
         graph = found.at(T=20, N=16, K=24, E=4).graph
         assert line in torch_source(graph), torch_source(graph)
         values = values_for(graph) | {"ends": np.array([7, 7, 8, 20], np.int32)}

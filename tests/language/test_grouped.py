@@ -1,0 +1,163 @@
+"""Grouped products: what they mean, how many tiles they need, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fusegen
+from fusegen import Chain, bf16, chain, dims, f8e4m3, f16, f32, i8, i32, i64
+from fusegen import ops as F
+from fusegen.errors import NoPlan, SpecError
+from fusegen.language.products import Unsplittable, split
+from fusegen.language.reference import reference
+from fusegen.language.segments import group_bounds
+from fusegen.language.types import TensorType
+from fusegen.planner import candidates
+from fusegen.planner.block_count import BlockCount
+from fusegen.targets import A100
+from fusegen.validation.grouped import ends_of_some, group_ends, group_of
+from tests import grouped
+
+B, T, N, K, E, L = dims("B T N K E L")
+END = st.integers(-3, 40) | st.sampled_from([-(2**31), 2**31 - 1])
+
+
+@given(ends=st.lists(END, min_size=1, max_size=6), rows=st.integers(0, 37))
+def test_a_row_is_of_the_first_group_whose_end_lies_behind_it(ends: list[int], rows: int) -> None:
+    given = np.array(ends, np.int32)
+    bounds = [*group_bounds(given, rows), rows]
+    assert bounds == sorted(bounds)
+    want = grouped.group_of(rows, given)
+    assert np.array_equal(group_of(given, rows), np.where(want < 0, len(ends), want))
+
+
+@given(ends=st.lists(END, min_size=4, max_size=4), rows=st.integers(1, 20))
+def test_the_reference_goes_by_rows(ends: list[int], rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    x, w = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((rows, 5), (4, 6, 5)))
+    got = reference(grouped.plain.at(T=rows, N=6, K=5, E=4).graph)(x, w, np.array(ends, np.int32))
+    assert np.array_equal(got, grouped.by_definition(x, w.swapaxes(1, 2), np.array(ends)))
+
+
+@given(
+    ends=st.lists(st.integers(0, 300), min_size=1, max_size=9),
+    rows=st.integers(1, 300),
+    tile=st.sampled_from([16, 32, 96, 128]),
+)
+def test_a_launch_has_a_block_for_each_tile(ends: list[int], rows: int, tile: int) -> None:
+    """As many as groups need, and as many as one needs that is the worst."""
+    count = BlockCount(rows=tile, groups=len(ends))
+    bounds = np.append(group_bounds(np.array(ends), rows), rows)
+    assert count.tiles(rows) >= sum(-(-int(n) // tile) for n in np.diff(bounds))
+    begun = min(len(ends) + 1, rows)
+    worst = [1] * (begun - 1) + [rows - begun + 1]  # a row each, and the rest
+    assert count.tiles(rows) == sum(-(-n // tile) for n in worst) or (rows - begun) % tile == 0
+    assert BlockCount(rows=tile, groups=3).tiles(0) == 0
+
+
+@given(seed=st.integers(0, 999), groups=st.integers(1, 7), rows=st.integers(1, 50))
+def test_some_rows_keep_their_groups(seed: int, groups: int, rows: int) -> None:
+    rng = np.random.default_rng(seed)
+    graph = grouped.plain.at(T=rows, E=groups).graph
+    ends = group_ends(rng, groups, rows)
+    before = group_of(ends, rows)
+    picks = sorted(rng.permutation(rows)[: rng.integers(1, rows + 1)].tolist(), key=lambda row: before[row])
+    some = ends_of_some(graph, "ends", ends, {**graph.sizes, "T": rows}, {"T": picks})
+    assert np.array_equal(group_of(some, len(picks)), before[picks])
+
+
+def test_ends_are_right_and_wrong() -> None:
+    """Launches see empty groups, groups of one row, rows of no group, and every kind of mistake."""
+    rng = np.random.default_rng(0)
+    drawn = [group_ends(rng, 5, 30) for _ in range(400)]
+    rising = [e for e in drawn if (np.diff(e) >= 0).all() and e.min() >= 0 and e.max() <= 30]
+    sizes = [np.diff(e, prepend=0) for e in rising]
+    assert any((s == 0).any() for s in sizes)
+    assert any((s == 1).any() for s in sizes)
+    assert any((s == 30).any() for s in sizes)
+    assert any(e[-1] < 30 for e in rising)
+    assert any((e < 0).any() for e in drawn)
+    assert any((e > 30).any() for e in drawn)
+    assert any((np.diff(e.astype(np.int64)) < 0).any() for e in drawn)
+
+
+def test_products_of_other_groups_are_apart() -> None:
+    @chain(T=8, N=8, K=8, E=2)
+    def two(x: bf16[T, K], w: bf16[E, K, N], a: i32[E], b: i32[E]) -> bf16[T, N]:
+        return F.grouped_matmul(x, w, a) + F.grouped_matmul(x, w, b)
+
+    with pytest.raises(Unsplittable, match="are not of the same groups of rows"):
+        split(two.graph)
+    assert isinstance(fusegen.compile(two, "cuda:a100", on="emulator", validate=False), fusegen.Program)
+
+
+def spec(function: Callable[..., object], **annotations: TensorType) -> Chain:
+    function.__name__, function.__annotations__ = "product", annotations
+    used = {str(size) for type in annotations.values() for size in type.shape}
+    sizes = {"T": 6, "N": 10, "K": 7, "E": 3, "B": 2, "L": 4}
+    return chain(**{name: size for name, size in sizes.items() if name in used})(function)
+
+
+WHOLE = {"x": bf16[T, K], "w": bf16[E, K, N], "ends": i32[E], "return": bf16[T, N]}
+SHAPES = r"wanted rows \[T, K\], a matrix"
+BAD: dict[str, tuple[Callable[..., object], dict[str, TensorType], str]] = {
+    "transposed": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"w": bf16[E, N, K]}, r"did you mean `x @ w\.T`",
+    ),
+    "another count": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"ends": i32[L]}, SHAPES,
+    ),
+    "a batch": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": bf16[B, T, K]}, SHAPES,
+    ),
+    "one matrix": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"w": bf16[K, N]}, SHAPES,
+    ),
+    "ends of i64": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"ends": i64[E]},
+        r"found ends i64\[E\]; wanted an operand, as ends: i32\[E\]",
+    ),
+    "computed ends": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends + 1), WHOLE, r"ends i32\[E\] that are computed.*\n  compute",
+    ),
+    "no ends": (
+        lambda x, w, ends: F.grouped_matmul(x, w, None),  # type: ignore[arg-type]
+        WHOLE, "the ends are None, not a traced value",
+    ),
+    "f32": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": f32[T, K], "w": f32[E, K, N]},
+        "found factors of f32; wanted f16 or bf16",
+    ),
+    "two types": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": f16[T, K]}, "wanted f16 or bf16",
+    ),
+    "8 bits": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": f8e4m3[T, K], "w": f8e4m3[E, K, N]},
+        "found factors of f8e4m3; wanted f16 or bf16",
+    ),
+    "whole numbers": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": i8[T, K], "w": i8[E, K, N]},
+        "found factors of whole numbers; wanted f16 or bf16",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_is_refused(name: str) -> None:
+    function, annotations, said = BAD[name]
+    with pytest.raises(SpecError, match=said):
+        spec(function, **annotations)
+
+
+def test_what_has_more_axes_is_refused() -> None:
+    @chain(T=8, N=8, K=8, E=2, B=3)
+    def more(x: bf16[T, K], w: bf16[E, K, N], ends: i32[E], y: bf16[B, T, N]) -> bf16[B, T, N]:
+        return F.grouped_matmul(x, w, ends) + y
+
+    with pytest.raises(NoPlan, match="has rows of one axis, and meets what has more"):
+        candidates(more.graph, A100).need()
