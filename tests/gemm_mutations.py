@@ -55,6 +55,7 @@ F32_WAVES = subject(gemms.tf32, tiled, "hip:gfx90a", M=96, N=200, K=136)
 GROUPED = subject(grouped.plain, tiled, T=200, N=96, K=72, E=4)
 GROUPED_STREAMS = subject(grouped.gated, streamed, T=40, N=96, K=1032, E=5)
 GROUPED_PERSISTENT = subject(grouped.plain, persistent, FEW, T=500, N=256, K=256, E=4)
+GROUPED_AT_ONCE = subject(grouped.plain, persistent, T=300, N=512, K=256, E=4)  # each tile has a block
 SMALL_WAVES = subject(gemms.norm, streamed_waves, "hip:mi300x", M=8, N=96, K=1032)
 
 
@@ -255,6 +256,8 @@ MUTATIONS: tuple[Mutation, ...] = (
              "s < segments - 1; ++s"),
     mutation("persistent: rows of no group have sums", "a tile is multiplied before its group is asked for",
              GROUPED_PERSISTENT, r"of_group \? ", "true ? ", quick=False),
+    mutation("persistent: a block without a tile goes on", "it asks for slices that are not there", GROUPED_AT_ONCE,
+             r"if \(blockIdx\.x >= tiles(_down)?\) return;[^\n]*", "", quick=False),
     mutation("persistent: no tiles of rows of no group", "they are never written", GROUPED_PERSISTENT,
              r"return number \+ [^;]*;", "return number;", quick=False),
     mutation("persistent: the group of the tile before", "copies are of another matrix", GROUPED_PERSISTENT,

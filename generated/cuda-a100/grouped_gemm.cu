@@ -146,6 +146,7 @@ grouped_gemm(
   const int warp_col = warp % 4 * warp_cols;
   const unsigned tiles_down = tiles_of(ends_ptr, rows);
   const unsigned tiles = tiles_down * tiles_across;
+  if (blockIdx.x >= tiles) return;  // the groups need fewer tiles
   struct Place { long long row0; int across; long long segment_end; int segment; bool of_group; };
   const auto place_of = [&](unsigned tile) {
     // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache

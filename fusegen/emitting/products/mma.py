@@ -37,6 +37,8 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             lines.append("const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);")
         if across > 1 and (tile.persistent or others):
             lines.append(f"const unsigned tiles = tiles_down * tiles_across;{'  // of one product' if others else ''}")
+        if tile.persistent and plan.segments:
+            lines.append(f"if (blockIdx.x >= {self.tiles}) return;  // the groups need fewer tiles")
         if not tile.persistent:
             block = f"blockIdx.x / {tile.cluster}" if tile.cluster > 1 else "blockIdx.x"
             return [
