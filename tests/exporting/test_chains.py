@@ -27,6 +27,7 @@ CUDA: dict[str, dict[str, int]] = {  # what each is here for
     "dropout_residual_layernorm": {},  # run-time scalars
     "gate_up_silu_mul": {},  # computed sizes
     "gemm_bias_gelu": {"N": 256, "K": 256},
+    "grouped_swiglu": {"N": 64, "K": 64, "E": 3},  # tiles that groups begin
     "kv_cache_write": {},  # new rows of operands
     "rope_qk": {},  # views, several steps in one launch
     "topk": {},  # chosen columns
