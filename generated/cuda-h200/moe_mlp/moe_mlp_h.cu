@@ -111,16 +111,21 @@ struct Segment {
 // nor behind all rows: no end is read as a place that is not there
 __device__ __forceinline__ Segment segment_of(const int* ends, long long rows, unsigned number) {
   const int most = rows < 0x7fffffff ? static_cast<int>(rows) : 0x7fffffff;
+  Segment found{segments - 1, 0, rows, false};
   int begin = 0;
-  #pragma unroll 1
-  for (int s = 0; s < segments; ++s) {
+  unsigned before = 0;  // tiles
+  #pragma unroll 8
+  for (int s = 0; s < segments; ++s) {  // to the end, so that ends are asked for several at a time
     const int end = ends[s] < begin ? begin : ends[s] < most ? ends[s] : most;
-    const unsigned tiles = (static_cast<unsigned>(end - begin) + tile_rows - 1) / tile_rows;
-    if (number < tiles) return Segment{s, begin + static_cast<long long>(number) * tile_rows, end, true};
-    number -= tiles;
+    const unsigned behind = before + (static_cast<unsigned>(end - begin) + tile_rows - 1) / tile_rows;
+    if (before <= number && number < behind) {
+      found = Segment{s, begin + static_cast<long long>(number - before) * tile_rows, end, true};
+    }
+    before = behind;
     begin = end;
   }
-  return Segment{segments - 1, begin + static_cast<long long>(number) * tile_rows, rows, false};
+  if (!found.of_group) found.row0 = begin + static_cast<long long>(number - before) * tile_rows;
+  return found;
 }
 
 // how many tiles there are from top to bottom
@@ -128,7 +133,7 @@ __device__ __forceinline__ unsigned tiles_of(const int* ends, long long rows) {
   const int most = rows < 0x7fffffff ? static_cast<int>(rows) : 0x7fffffff;
   int begin = 0;
   unsigned number = 0;
-  #pragma unroll 1
+  #pragma unroll 8
   for (int s = 0; s < segments; ++s) {
     const int end = ends[s] < begin ? begin : ends[s] < most ? ends[s] : most;
     number += (static_cast<unsigned>(end - begin) + tile_rows - 1) / tile_rows;
