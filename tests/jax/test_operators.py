@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusegen import b8, bf16, chain, dims, f8e4m3, f32, i32
+from fusegen import b8, bf16, chain, dims, f8e4m3, f16, f32, i32
 from fusegen import ops as F
 from fusegen.errors import ArgumentError, KernelError, MissingError, RequestError
 from fusegen.language.spec import Chain
@@ -283,6 +283,12 @@ def looked_up(ids: i32[M, 1], x: f32[M, N]) -> f32[M, N]:
 
 
 @chain(M=16, N=32, B=4)
+def by_groups(x: f16[M, N], w: f16[B, N, N], ends: i32[B]) -> f16[M, N]:
+    """Rows of a batch would be of other groups."""
+    return F.grouped_matmul(x, w, ends)
+
+
+@chain(M=16, N=32, B=4)
 def inner(x: f32[B, M, N], scale: f32[M, 1]) -> f32[B, M, N]:
     """An axis in front of the rows."""
     return x * scale
@@ -304,6 +310,7 @@ def turned(x: f32[M, N]) -> f32[N, M]:
         (drawn, ((2, 3, 32),), (0,), "dropout numbers the rows"),
         (upside_down, ((2, 3, 32),), (0,), "flip puts rows elsewhere"),
         (looked_up, ((2, 3, 1), (2, 3, 32)), (0, 0), "gather takes rows together"),
+        (by_groups, ((2, 3, 32), (4, 32, 32), (4,)), (0, None, None), "grouped_matmul takes rows by groups"),
         (inner, ((4, 3, 32), (2, 3, 1)), (None, 0), "M is not the first axis of out"),
         (turned, ((2, 32, 32),), (0,), "M is not the first axis of out"),
     ],

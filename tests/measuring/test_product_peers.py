@@ -13,6 +13,7 @@ from fusegen import ops as F
 from fusegen.language.products import split
 from fusegen.language.types import size_of
 from fusegen.measuring.product_peers import product_ways, same_precision
+from tests import grouped
 from tests.language.test_products import ALL, bias_gelu, norm_swiglu, qkv, turned, with_tf32
 from tests.language.test_unfusing import values_for
 from tests.torch_reference import tensor
@@ -53,6 +54,21 @@ def test_the_products_alone_are_one_call_for_each_left_factor(spec: Chain, monke
     flops = sum(np.prod(shape) for shape in called)
     wanted = sum(np.prod([size_of(s, spec.graph.sizes) for s in p.node.shape]) for p in split(spec.graph).products)
     assert flops == wanted, widths
+
+
+def test_grouped_products_are_one_call_each() -> None:
+    graph = grouped.gated.at(T=20, N=16, K=24, E=4).graph
+    values = values_for(graph) | {"ends": np.array([3, 3, 9, 20], np.int32)}
+    ((name, (run,)),) = product_ways(torch, graph, [[tensor(v) for v in values.values()]])
+    assert name == "grouped_mm, products alone"
+    called: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        own = torch.nn.functional.grouped_mm
+        patch.setattr(torch.nn.functional, "grouped_mm", lambda *a, **k: called.append(own(*a, **k)))
+        run()
+    want = grouped.by_definition(values["x"], values["gate"].swapaxes(1, 2), values["ends"])
+    assert len(called) == 2
+    assert np.allclose(called[0].float().numpy(), want, rtol=0.02, atol=0.05)
 
 
 def test_weights_side_by_side_are_those_of_the_chain() -> None:

@@ -18,6 +18,7 @@ from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.finding import find, present, target_of
 from fusegen.runtime.gpu import GpuDevice
 from fusegen.targets import target
+from tests import grouped
 from tests.pretend import RATE, PretendGpu
 
 M, N = dims("M N")
@@ -133,6 +134,16 @@ def test_operands_are_ordinary_and_the_same_again() -> None:
     assert gain.numpy().shape == (2049,)
     assert (again.inputs[0].numpy() == x.numpy()).all()
     assert (other.inputs[0].numpy() != x.numpy()).any()
+
+
+def test_groups_of_rows_are_as_likely_one_as_another() -> None:
+    device = EmulatorDevice(target("cuda:h200"), check=False)
+    graph = grouped.plain.at(T=6000, N=8, K=8, E=6).graph
+    ends = operands(device, graph).inputs[2].numpy()
+    sizes = np.diff(ends, prepend=0)
+    assert ends[-1] == 6000
+    assert sizes.min() > 800
+    assert len(set(sizes.tolist())) > 1
 
 
 def test_small_operands_take_turns() -> None:
