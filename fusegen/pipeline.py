@@ -391,6 +391,10 @@ def compile_kernel(
         )
         if not validate:
             return kernel
+        small = import_module("fusegen.planner.programs.smaller").fewer_groups(kernel.plan)
+        if small is not None:
+            kernel.report = compile_kernel(small, on=on, tuned=False).report
+            return kernel
         kernel.report = proven(kernel)
         if kernel.report.unjudged:
             raise RequestError(f"{graph.name}: {kernel.report.unjudged}")

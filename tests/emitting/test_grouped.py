@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fusegen
 from fusegen import Chain, bf16
 from fusegen.emitting.rendering import render
 from fusegen.planner.model import Layout, Source
+from fusegen.planner.programs.smaller import fewer_groups
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import Target, target
 from fusegen.validation import validate
@@ -28,6 +30,7 @@ from tests.gemms import (
     streamed_waves,
     tiled,
 )
+from tests.specs import SHIPPED
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
 
@@ -119,3 +122,16 @@ def test_any_ends(of: tuple[str | Target, Fits, dict[str, int]], data: st.DataOb
     none = grouped.group_of(rows, np.array(ends)) < 0
     assert (alone[none] == 0).all()
     assert np.isnan(alone[~none].astype(float)).all()
+
+
+def test_many_large_experts_are_validated_as_few_small_ones() -> None:
+    """As they are they would take an hour: as many weights as 256 experts have are a reference's work for minutes."""
+    plan = plan_for(SHIPPED["grouped_gemm"], "cuda:h200", any_plan, E=260, N=2048, K=7168)
+    found = fewer_groups(plan)
+    assert found is not None
+    assert {name: found.plans[0].graph.sizes[name] for name in "NKE"} == {"N": 512, "K": 512, "E": 12}
+    assert found.plans[0].configuration == plan.configuration
+    assert fewer_groups(found.plans[0]) is None
+    compiled = fusegen.compile(SHIPPED["grouped_gemm"].at(E=260, N=2048, K=7168), target="cuda:h200", on="emulator")
+    assert compiled.report is not None
+    assert compiled.report.ok

@@ -19,10 +19,13 @@ from fusegen.language.sizes import dims_in
 from fusegen.language.types import size_of
 from fusegen.planner import candidates
 from fusegen.planner.launching import launched
+from fusegen.planner.model import Candidates, Plan
 from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.model import ProgramPlan, Step
 
 MOST_WEIGHTS = 2**26  # elements of right factors: those of an MLP of 4096 x 14336 take some 10 s to be judged
+MOST_GROUPED_WEIGHTS = 2**24  # of 16 groups of 1024 x 1024
+GROUPS = 8  # whose ends a block reads at a time
 TILE = 256  # of columns, or of K: all that tiles divide
 WHOLE_TILES = 2 * TILE
 
@@ -44,6 +47,27 @@ def smaller(program: ProgramPlan) -> ProgramPlan | None:
         if shrinking and (found := shrunk(program, {dim.name for dim in shrinking})) is not None:
             return found
     return None
+
+
+def fewer_groups(plan: Plan) -> Candidates | None:
+    """The candidates of a chain of grouped products at fewer groups, a smaller width and K, those of the plan's own
+    configuration first; None where they are not that large, or there are none by the same rule. A launch has a tile for
+    each group, and reads as many weights as all of them have."""
+    graph = plan.graph.written
+    grouped = [n for n in graph.products if n.ends]
+    if not grouped or weights(graph) <= MOST_GROUPED_WEIGHTS:
+        return None
+    inner = dims_in((*(n.shape[-1] for n in grouped), *(n.inputs[0].shape[-1] for n in grouped)))
+    sizes = {dim.name: min(graph.sizes[dim.name], WHOLE_TILES + graph.sizes[dim.name] % TILE) for dim in inner}
+    for dim in dims_in(tuple(n.inputs[1].shape[0] for n in grouped)):
+        sizes[dim.name] = min(graph.sizes[dim.name], GROUPS + graph.sizes[dim.name] % GROUPS)
+    try:
+        found = candidates(graph.at(**sizes), plan.target, plan.layout)
+    except (NoPlan, SpecError):
+        return None
+    alike = [other for other in found.plans if other.rule == plan.rule]
+    alike.sort(key=lambda other: other.configuration != plan.configuration)
+    return replace(found, plans=tuple(alike)) if alike else None
 
 
 def shrunk(program: ProgramPlan, dims: set[str]) -> ProgramPlan | None:
