@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     u4: Any
     u8: Any
     u32: Any
+    from fusegen.derivatives import derive
     from fusegen.emitting.rendering import render
     from fusegen.measuring.benchmark import bench
     from fusegen.pipeline import compile, plan
@@ -89,6 +90,7 @@ __all__ = [
     "bf16",
     "chain",
     "compile",
+    "derive",
     "dims",
     "f4e2m1",
     "f8e4m3",
@@ -120,6 +122,7 @@ _LATER = {
     "Program": "fusegen.runtime",
     "bench": "fusegen.measuring.benchmark",
     "compile": "fusegen.pipeline",
+    "derive": "fusegen.derivatives",
     "plan": "fusegen.pipeline",
     "render": "fusegen.emitting.rendering",
     "report": "fusegen.reporting.report",

@@ -16,7 +16,7 @@ import pytest
 ROOMS = (
     "errors version",
     "language storage",
-    "targets",
+    "targets derivatives",
     "planner emulator compiling",
     "emitting",
     "runtime database",

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 from fusegen.errors import ArgumentError, RequestError
 from fusegen.jax import batches, ffi, handlers
@@ -20,7 +20,7 @@ from fusegen.jax.calls import Call, call_of
 from fusegen.language.graph import Tensor
 from fusegen.language.spec import Chain
 from fusegen.language.types import DType, f32, size_of
-from fusegen.operators import Gradients, Kernels, sizes_of
+from fusegen.operators import Gradients, Kernels, chain_of_gradients, sizes_of
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import CPU, NUMPY_DTYPES, ArrayView, contiguous_strides, wrong_dtype
 from fusegen.targets import Target
@@ -32,7 +32,7 @@ Array = Any
 
 def op(
     chain: Chain,
-    backward: Chain | None = None,
+    backward: Chain | Literal["derived"] | None = None,
     *,
     gradients: Sequence[str] = (),
     target: str | Target | None = None,
@@ -49,15 +49,14 @@ def op(
 
     `backward`: the chain of its gradients. Its operands go by their names: the chain's own operands, its outputs (one
     output alone is `out`), and `d<output>`, the gradient of one. `gradients` names the operands whose gradients its
-    outputs are, in their order; outputs that are called `d<operand>` need no such list. Without it, gradients are
-    refused.
+    outputs are, in their order; outputs that are called `d<operand>` need no such list. "derived" is the chain that
+    `fusegen.derive` makes, of all arrays of floats or of those named in `gradients`. Without it, gradients are refused.
 
-    Raises RequestError for what is no chain, and where backward's names don't fit; MissingError without jax.
+    Raises RequestError for what is no chain, and where backward's names don't fit; SpecError where an op has no
+    gradient to derive; MissingError without jax.
     """
     jax = ffi.need_jax()
-    for one in (chain, *(() if backward is None else (backward,))):
-        if not isinstance(one, Chain):
-            raise RequestError(f"fusegen.jax.op takes chains, found {one!r}")
+    backward, gradients = chain_of_gradients("fusegen.jax.op", chain, backward, gradients)
     options = {"target": target, "validate": validate, "tuned": tuned}
     forward = Operator(chain, options)
     rule = None

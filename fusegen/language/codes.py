@@ -104,7 +104,7 @@ def stored(node: Node | None) -> Stored | None:
     """The operand that a value is, as a number."""
     if node is not None and node.op.name == "to_f32":
         (node,) = node.inputs
-    if node is None:
+    if node is None or not node.shape:
         return None
     return Stored(node) if node.op.kind is Kind.INPUT else unpacked(node)
 

@@ -53,6 +53,10 @@ class Op:
     becomes slope * e. `ulps` bounds the device function's own error in units in the last place of `scale` (numpy text,
     the result unless named). Bounds are those of the OpenCL full profile (OpenCL C 3.0, table 65), which AMD's device
     library keeps and NVIDIA's undercuts; those of what fusegen.emitting.prelude makes are derived there.
+
+    `gradients` are what reverse mode makes of `d`, the gradient of the result `out`, for each argument `x`, `y`, `z`: a
+    line of a spec's own language, with a few words of `fusegen.derivatives.reverse`. One alone is that of all
+    arguments; None: the result does not vary with it, or by steps. Without any there is no gradient.
     """
 
     name: str
@@ -72,6 +76,7 @@ class Op:
     symbol: str = ""  # "+": how the spec writes it, for titles
     forms: Mapping[DType, tuple[str, str]] = field(default_factory=dict)  # (ref, expr) by the last argument's type
     over: Mapping[DType, str] = field(default_factory=dict)  # of a reduction: `ref` over {axes}, by its type
+    gradients: tuple[str | None, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -127,6 +132,7 @@ class Node:
     # of a deal: as many, of which part p has tiles p, p + count, ...
     promote: int | None = None  # of a product: how many of K are summed apart, and then added in f32; 0: all of them
     bare: bool = False  # of top_columns: a row of nothing but -inf stands for NaN, whose columns come in order
+    shift: bool = False  # no result depends on it, as on the largest value that a softmax subtracts: no gradient either
 
     @property
     def where(self) -> Where:

@@ -7,6 +7,7 @@ come free.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import SpecError, UnknownOp
@@ -176,6 +177,12 @@ def norm(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) ->
     return kept(sqrt(reduce("sum", square(_real(x)), axes)), axes, keepdims)
 
 
+def shift_by(top: Value) -> Value:
+    """The largest, as softmax and its like subtract it: 0 of a row of -inf alone. No result depends on it, but for
+    rounding, and so no gradient goes through it."""
+    return Value(replace(where(top == -INF, 0.0, top).node, shift=True))
+
+
 @composite
 def logsumexp(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = True) -> Value:
     """log(sum(exp(x))) over the last axis, or over others (see F.sum), of x of any size. Of -inf alone it is -inf; NaN
@@ -183,7 +190,7 @@ def logsumexp(x: Value, axis: Axis = -1, over: Over = None, keepdims: bool = Tru
     axes = axes_of("logsumexp", x, axis, over)
     x = _real(x)
     top = reduce("max", x, axes)
-    pivot = where(top == -INF, 0.0, top)
+    pivot = shift_by(top)
     sum_of_exps = reduce("sum", exp(x - pivot), axes)
     return kept(where(top == INF, INF, pivot + log(sum_of_exps)), axes, keepdims)
 
@@ -434,7 +441,7 @@ def softmax(x: Value, axis: Axis = -1, over: Over = None) -> Value:
     axes = axes_of("softmax", x, axis, over)
     x = _real(x)
     top = reduce("max", x, axes)
-    pivot = where(top == -INF, 0.0, top)
+    pivot = shift_by(top)
     e = exp(x - pivot)
     sum_of_exps = reduce("sum", e, axes)
     inverse_sum = where(sum_of_exps == 0.0, 0.0, 1.0 / sum_of_exps)
@@ -448,7 +455,7 @@ def log_softmax(x: Value, axis: Axis = -1, over: Over = None) -> Value:
     axes = axes_of("log_softmax", x, axis, over)
     x = _real(x)
     top = reduce("max", x, axes)
-    pivot = where(top == -INF, 0.0, top)
+    pivot = shift_by(top)
     shifted = x - pivot
     sum_of_exps = reduce("sum", exp(shifted), axes)
     log_sum = where(sum_of_exps == 0.0, 0.0, log(sum_of_exps))
@@ -515,7 +522,7 @@ def cross_entropy(
     x = _real(logits)
     own_logit = take(x, labels, NAN)
     top = reduce("max", x, LAST)
-    pivot = where(top == -INF, 0.0, top)
+    pivot = shift_by(top)
     log_sum = log(reduce("sum", exp(x - pivot), LAST))
     loss = log_sum - (own_logit - pivot)
     if smoothing:

@@ -47,6 +47,7 @@ class Trace:
         self.names: dict[Node, str] = {}
         self.operands: dict[Node, Tensor] = {}
         self.eager = False  # are values rounded behind each operator, and casts to f32 therefore told?
+        self.at: Where | None = None  # what is written stands for this line of a spec; None: it is the spec's own
 
     @contextmanager
     def operator(self, name: str) -> Iterator[Operator]:
@@ -74,6 +75,8 @@ def current() -> Trace:
 
 def caller() -> Where:
     """The innermost place outside the package: the line of the spec that is to blame."""
+    if (trace := _current.get()) is not None and trace.at is not None:
+        return trace.at
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(NOT_A_SPEC):
         frame = frame.f_back

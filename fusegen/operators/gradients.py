@@ -4,8 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fusegen.derivatives import DERIVED, derive
 from fusegen.errors import RequestError
 from fusegen.language.graph import Graph
+from fusegen.language.spec import Chain
+
+
+def chain_of_gradients(
+    asking: str, chain: object, backward: object, gradients: Sequence[str]
+) -> tuple[Chain | None, Sequence[str]]:
+    """The backward chain of an operator, derived where that is asked for, and the operands that its outputs are the
+    gradients of, where these do not say so. Raises RequestError for what are no chains."""
+    derived = isinstance(backward, str) and backward == DERIVED
+    for one in (chain, *(() if backward is None or derived else (backward,))):
+        if not isinstance(one, Chain):
+            raise RequestError(f"{asking} takes chains, and {DERIVED!r} for backward=; found {one!r}")
+    assert isinstance(chain, Chain)
+    if derived:
+        return derive(chain, of=gradients or None), ()
+    return backward if isinstance(backward, Chain) else None, gradients
 
 
 class Gradients:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fusegen.language.graph import COUNT_ELEMENTS, ROUNDS, Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
 from fusegen.language.ordering import MASKED, along_row, order_by_keys, with_nodes
+from fusegen.language.sharing import share_common as share_common
 from fusegen.language.trace import OPS
 from fusegen.language.types import DType, b8, bf16, f8e8m0, f32, i32, size_of
 from fusegen.planner.ranges import ANY, SMALLEST_NORMAL, ranges
@@ -22,27 +23,6 @@ def simplify(graph: Graph) -> Graph:
         found = share_common(sink_columns(found))
     found = stores_that_round(cheaper_functions(found))
     return found if found is shared else replace(found, origin=shared.written)
-
-
-def share_common(graph: Graph) -> Graph:
-    """f(a) ... f(a)  ->  t = f(a); t ... t     for the same op on the same arguments.
-
-    Exact: an op is a pure function of its arguments. A spec that writes F.mean(x) twice pays for it once.
-    """
-    seen: dict[tuple[object, ...], Node] = {}
-    made: dict[Node, Node] = {}
-    for node in graph.nodes:
-        inputs = tuple(made[a] for a in node.inputs)
-        if node.op.kind is Kind.INPUT:
-            made[node] = node
-            continue
-        literal = (type(node.literal), repr(node.literal))  # repr tells 0.0 from -0.0 and matches NaN with NaN
-        shown = (node.over, node.group, node.size, node.shape, node.dtype, node.view, node.parts)
-        key = (node.op, inputs, literal, repr(node.missing), node.ordered, node.bare, *shown)
-        if key not in seen:
-            seen[key] = node if inputs == node.inputs else replace(node, inputs=inputs)
-        made[node] = seen[key]
-    return with_nodes(graph, made)
 
 
 def cheaper_functions(graph: Graph) -> Graph:

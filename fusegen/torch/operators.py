@@ -13,14 +13,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from fusegen.errors import MissingError, RequestError
 from fusegen.language.graph import Graph, Tensor
 from fusegen.language.sizes import Expr
 from fusegen.language.spec import Chain
 from fusegen.language.types import b8, f32, size_of
-from fusegen.operators import Gradients, Kernels, sizes_of
+from fusegen.operators import Gradients, Kernels, chain_of_gradients, sizes_of
 from fusegen.runtime.libraries import torch_dtype
 from fusegen.targets import Target
 
@@ -32,7 +32,7 @@ def op(
     chain: Chain,
     name: str,
     *,
-    backward: Chain | None = None,
+    backward: Chain | Literal["derived"] | None = None,
     gradients: Sequence[str] = (),
     target: str | Target | None = None,
     on: str = "auto",
@@ -49,15 +49,15 @@ def op(
 
     `backward`: the chain of its gradients. Its operands go by their names: the chain's own operands, its outputs (one
     output alone is `out`), and `d<output>`, the gradient of one. `gradients` names the operands whose gradients its
-    outputs are, in their order; outputs that are called `d<operand>` need no such list. It becomes the operator
+    outputs are, in their order; outputs that are called `d<operand>` need no such list. "derived" is the chain that
+    `fusegen.derive` makes, of all arrays of floats or of those named in `gradients`. It becomes the operator
     `<name>_backward`. Without it, a tensor that requires a gradient is refused while torch computes gradients.
 
-    Raises RequestError for what is no such name or chain, and where backward's names don't fit; MissingError without
-    torch.
+    Raises RequestError for what is no such name or chain, and where backward's names don't fit; SpecError where an op
+    has no gradient to derive; MissingError without torch.
     """
     torch = need_torch()
-    if not isinstance(chain, Chain) or not (backward is None or isinstance(backward, Chain)):
-        raise RequestError(f"fusegen.torch.op takes chains, found {chain if backward is None else backward!r}")
+    backward, gradients = chain_of_gradients("fusegen.torch.op", chain, backward, gradients)
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", name):
         raise RequestError(f"{name!r} is no operator's name; write a namespace and a name, as in 'mylib::add_rmsnorm'")
     if chain.graph.updates:
@@ -173,6 +173,8 @@ class TorchGradients(Gradients):
                 )
         values = {**ctx.numbers, **dict(zip(ctx.kept, ctx.saved_tensors, strict=True))}
         for name, gradient in zip(self.outputs, gradients, strict=True):
+            if gradient is None:  # of whole numbers
+                continue
             apart = gradient.dim() and gradient.stride(-1) != 1  # as the one that .sum() gives
             values[f"d{name}"] = gradient.contiguous() if apart else gradient
         space, _, own = self.name.partition("::")
