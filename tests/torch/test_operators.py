@@ -92,6 +92,18 @@ def test_gradients_are_those_of_torch(normed: Any) -> None:
     assert x.grad is not None
 
 
+def test_derived_gradients_are_those_of_torch() -> None:
+    derived = op(rms, "fusegen_test::rms_derived", backward="derived", on="emulator")
+    x, gain = torch.randn(6, 32, requires_grad=True), torch.randn(32, requires_grad=True)
+    weights = torch.randn(6, 32)
+    (derived(x, gain, 1e-5) * weights).sum().backward()
+    found, (x.grad, gain.grad) = (x.grad, gain.grad), (None, None)
+    (by_torch(x, gain) * weights).sum().backward()
+    torch.testing.assert_close(found, (x.grad, gain.grad))
+    with pytest.raises(RequestError, match="takes chains, and 'derived' for backward="):
+        op(rms, "fusegen_test::rms_by_word", backward="derive", on="emulator")  # type: ignore[arg-type]
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck asks it of a view
 def test_torchs_own_checks_of_operators_pass(normed: Any) -> None:
     gain = torch.randn(32)
