@@ -175,8 +175,15 @@ def test_new_rows_of_an_operand_are_in_its_memory_or_in_that_of_a_copy(donated: 
 # ---------------------------------------------------------------- gradients
 
 
+@pytest.fixture(scope="module")
+def derived() -> Any:
+    return op(rms, "derived")
+
+
+@pytest.mark.parametrize("made", ["normed", "derived"])
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jitted"])
-def test_gradients_are_those_of_jax(normed: Any, jit: bool) -> None:
+def test_gradients_are_those_of_jax(request: pytest.FixtureRequest, made: str, jit: bool) -> None:
+    normed = request.getfixturevalue(made)
     x, gain, weights = some(6, 32), some(32, seed=1), some(6, 32, seed=2)
 
     def gradients(function: Any, argnums: Any) -> Any:
@@ -367,8 +374,8 @@ def columnar(x: f32[M, N], eps: f32[N]) -> f32[M, N]:
 @pytest.mark.parametrize(
     ("forward", "backward", "gradients", "said"),
     [
-        (untyped(len), None, (), "takes chains, found <built-in"),
-        (rms, untyped(len), (), "takes chains, found <built-in"),
+        (untyped(len), None, (), "takes chains, and 'derived' for backward=; found <built-in"),
+        (rms, untyped(len), (), "takes chains, and 'derived' for backward=; found <built-in"),
         (rms, whole, ("x",), "backward takes eps: i32, and eps is f32 there"),
         (rms, columnar, ("x",), r"backward takes eps: f32\[N\], and eps is f32 there"),
         (rms, misnamed, ("x",), "operand gradient is nothing that is at hand there"),
