@@ -1,11 +1,11 @@
-"""A small language model in torch whose norms, SwiGLU and loss are fusegen operators, trained for a few steps.
+"""A small language model in torch whose norms, RoPE, SwiGLU and loss are fusegen operators, trained for a few steps.
 
     python examples/train.py                 # on the GPU that is here; without one on the CPU, in the emulator
     python examples/train.py --steps 50 --width 512
 
-Each operator is two chains, of its values and of its gradients, and stands where torch's own function would: `PLAIN`
-and `fused()` are two ways to fill the same model. Both are trained from the same start on the same tokens, and their
-losses are shown side by side.
+Each operator is two chains, of its values and of its gradients, which are written here for the norm and derived for
+the others. It stands where torch's own function would: `PLAIN` and `fused()` are two ways to fill the same model. Both
+are trained from the same start on the same tokens, and their losses are shown side by side.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fusegen import chain, dims, f32, i32
 from fusegen import ops as F
 
 M, N = dims("M N")
+T, H, D = dims("T H D")  # tokens of all sequences, heads, width of a head
 EPS = 1e-5
 SMOOTHING = 0.1
 
@@ -43,19 +44,18 @@ def norm_backward(x: f32[M, N], gain: f32[N], dout: f32[M, N]) -> tuple[f32[M, N
     return dx, dgain
 
 
+@chain(T=4096, H=4, D=64)
+def rope(
+    q: f32[T, H, D], k: f32[T, H, D], cos: f32[T, 1, D // 2], sin: f32[T, 1, D // 2]
+) -> tuple[f32[T, H, D], f32[T, H, D]]:
+    """Queries and keys turned by their positions, in one launch."""
+    return F.rope(q, cos, sin), F.rope(k, cos, sin)
+
+
 @chain(M=4096, N=1024)
 def swiglu(gate: f32[M, N], up: f32[M, N]) -> f32[M, N]:
     """silu(gate) * up."""
     return F.silu(gate) * up
-
-
-@chain(M=4096, N=1024)
-def swiglu_backward(gate: f32[M, N], up: f32[M, N], dout: f32[M, N]) -> tuple[f32[M, N], f32[M, N]]:
-    """silu'(g) = s + g s (1 - s), where s = sigmoid(g)."""
-    s = F.sigmoid(gate)
-    dgate = dout * up * (s + gate * s * (1.0 - s))
-    dup = dout * gate * s
-    return dgate, dup
 
 
 @chain(M=4096, N=512)
@@ -66,15 +66,16 @@ def loss(logits: f32[M, N], labels: i32[M, 1]) -> f32[M, 1]:
     return -(1.0 - SMOOTHING) * likely - SMOOTHING * F.mean(logp)
 
 
-@chain(M=4096, N=512)
-def loss_backward(logits: f32[M, N], labels: i32[M, 1], dout: f32[M, 1]) -> f32[M, N]:
-    """softmax(logits) less the smoothed labels."""
-    wanted = F.where(F.col_index(logits) == labels, 1.0 - SMOOTHING, 0.0) + SMOOTHING / N
-    return (F.softmax(logits) - wanted) * dout
-
-
 def plain_norm(x: Any, gain: Any) -> Any:
     return torch.rms_norm(x, gain.shape, gain, EPS)
+
+
+def plain_rope(q: Any, k: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
+    def turned(x: Any) -> Any:
+        low, high = x.chunk(2, -1)
+        return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+
+    return turned(q), turned(k)
 
 
 def plain_swiglu(gate: Any, up: Any) -> Any:
@@ -86,16 +87,24 @@ def plain_loss(logits: Any, labels: Any) -> Any:
     return one_each[:, None]
 
 
-PLAIN: Mapping[str, Any] = {"norm": plain_norm, "swiglu": plain_swiglu, "loss": plain_loss}
+PLAIN: Mapping[str, Any] = {"norm": plain_norm, "rope": plain_rope, "swiglu": plain_swiglu, "loss": plain_loss}
 
 
 def fused() -> Mapping[str, Any]:
     """The same functions as operators of torch."""
     return {
         "norm": fusegen.torch.op(norm, "example::norm", backward=norm_backward),
-        "swiglu": fusegen.torch.op(swiglu, "example::swiglu", backward=swiglu_backward),
-        "loss": fusegen.torch.op(loss, "example::loss", backward=loss_backward, gradients=("logits",)),
+        "rope": fusegen.torch.op(rope, "example::rope", backward="derived", gradients=("q", "k")),
+        "swiglu": fusegen.torch.op(swiglu, "example::swiglu", backward="derived"),
+        "loss": fusegen.torch.op(loss, "example::loss", backward="derived"),
     }
+
+
+def turns(batch: int, length: int, width: int, device: Any) -> Any:
+    """By what angle each pair of numbers of a head of that width is turned: [batch * length, 1, width / 2]."""
+    half = width // 2
+    speeds = 10000.0 ** -(torch.arange(half, device=device) / half)
+    return (torch.arange(length, device=device)[:, None, None] * speeds).repeat(batch, 1, 1)
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -110,10 +119,12 @@ class Block(nn.Module):  # type: ignore[misc]
         self.gate, self.up = nn.Linear(width, 4 * width, bias=False), nn.Linear(width, 4 * width, bias=False)
         self.down = nn.Linear(4 * width, width, bias=False)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, cos: Any, sin: Any) -> Any:
         batch, length, width = x.shape
-        normed = self.ops["norm"](x.reshape(-1, width), self.gains[0]).view_as(x)
-        parts = self.qkv(normed).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        normed = self.ops["norm"](x.reshape(-1, width), self.gains[0])
+        q, k, v = self.qkv(normed).view(batch * length, 3, self.heads, -1).unbind(1)
+        q, k = self.ops["rope"](q, k, cos, sin)
+        parts = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in (q, k, v))
         seen = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
         normed = self.ops["norm"](x.reshape(-1, width), self.gains[1])
@@ -133,8 +144,10 @@ class Model(nn.Module):  # type: ignore[misc]
 
     def forward(self, tokens: Any) -> Any:
         x = self.embedding(tokens[:, :-1])
+        batch, length, width = x.shape
+        angles = turns(batch, length, width // self.blocks[0].heads, x.device)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, angles.cos(), angles.sin())
         logits = self.head(x).reshape(-1, self.head.out_features)
         return self.ops["loss"](logits, tokens[:, 1:].reshape(-1, 1).int()).mean()
 
@@ -159,7 +172,7 @@ def losses(ops: Mapping[str, Any], steps: int, width: int, device: str) -> list[
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--width", type=int, default=64, help="of the model, a multiple of 4")
+    parser.add_argument("--width", type=int, default=64, help="of the model, a multiple of 8")
     asked = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     plain = losses(PLAIN, asked.steps, asked.width, device)
