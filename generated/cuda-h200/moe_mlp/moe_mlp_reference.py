@@ -1,6 +1,6 @@
 """moe_mlp: what the kernel must compute, in float64.
 
-weight * down[e](silu(gate[e] x) * up[e] x), where e is the expert of the token. Two kernels.
+weight * down[e](silu(gate[e] x) * up[e] x), where e is the expert of the token.
 
 Operands, with leading axes of any size:
     x: bf16[T, K]
