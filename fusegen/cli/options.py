@@ -43,6 +43,12 @@ def targets_like(incomplete: str) -> list[str]:
     return sorted(name for name in NAMES if name.startswith(incomplete))
 
 
+def several_targets_like(incomplete: str) -> list[str]:
+    """The last of those between commas, behind the others."""
+    others, comma, last = incomplete.rpartition(",")
+    return [f"{others}{comma}{name}" for name in targets_like(last)]
+
+
 def sizes_like(ctx: typer.Context, incomplete: str) -> list[str]:
     """`M=`, of the dims that the specs before it declare; of files that are read, and not run."""
     found: dict[str, None] = {}
@@ -71,7 +77,7 @@ TargetName = Annotated[
 ]  # fmt: skip
 TargetNames = Annotated[
     str | None,
-    typer.Option("--target", "-t", metavar="T[,T]", show_default=False,
+    typer.Option("--target", "-t", metavar="T[,T]", show_default=False, autocompletion=several_targets_like,
                  help="As cuda:h200, or several: cuda:h200,hip:mi300x; without it, the GPU present, else cuda:h200."),
 ]  # fmt: skip
 Ray = Annotated[
@@ -83,7 +89,7 @@ Jobs = Annotated[
     int | None,
     typer.Option("--jobs", "-j", metavar="N", min=1, show_default=False,
                  help="Spread the work over so many processes of this machine."),
-]  # fmt: skip  # fmt: skip
+]  # fmt: skip
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="M=5", show_default=False, autocompletion=sizes_like,

@@ -41,6 +41,8 @@ def completed(monkeypatch: pytest.MonkeyPatch, words: str) -> list[str]:
         ("plan folder/", ["folder/inner.py"]),
         ("plan scaled.py:", ["scaled.py:scaled"]),
         ("plan scaled.py --target cuda:h1", ["cuda:h100"]),
+        ("compile scaled.py --target cuda:h1", ["cuda:h100"]),
+        ("tune scaled.py --target cuda:a100,cuda:h1", ["cuda:a100,cuda:h100"]),
         ("plan scaled.py --set ", ["M=", "N="]),
         ("plan scaled.py --set N", ["N="]),
         ("plan missing.py:", []),
