@@ -9,11 +9,12 @@ from importlib import import_module
 from fusegen.language.axes import column_reductions
 from fusegen.language.graph import Graph
 from fusegen.language.one_kernel import obstacle
+from fusegen.language.sharing import share_common
 from fusegen.planner.launching import as_launched
 from fusegen.planner.matching import NoMatch, NotFor, need_whole_rows
 from fusegen.planner.model import Candidates, Layout, Plan, Refusal, RowPlan
 from fusegen.planner.pieces import vector_widths
-from fusegen.planner.rewrites import share_common, simplify
+from fusegen.planner.rewrites import simplify
 from fusegen.planner.rows.elementwise import elementwise
 from fusegen.planner.rows.in_place import promising_nothing
 from fusegen.planner.rows.rowwise import in_order_of, rowwise

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fusegen.language.graph import COUNT_ELEMENTS, ROUNDS, Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
 from fusegen.language.ordering import MASKED, along_row, order_by_keys, with_nodes
-from fusegen.language.sharing import share_common as share_common
+from fusegen.language.sharing import share_common
 from fusegen.language.trace import OPS
 from fusegen.language.types import DType, b8, bf16, f8e8m0, f32, i32, size_of
 from fusegen.planner.ranges import ANY, SMALLEST_NORMAL, ranges

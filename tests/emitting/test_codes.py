@@ -13,6 +13,7 @@ import pytest
 from fusegen import bf16, chain, dims, f4e2m1, f8e4m3, f8e8m0, f16, f32, i4, i8, u4
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
+from fusegen.language.sharing import share_common
 from fusegen.language.spec import Chain
 from fusegen.language.types import DType
 from fusegen.pipeline import compile
@@ -22,7 +23,6 @@ from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.planner.programs.parts import layout_of
 from fusegen.planner.programs.search import step_of
-from fusegen.planner.rewrites import share_common
 from fusegen.runtime import Kernel, Program, finding
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation import validate

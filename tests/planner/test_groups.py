@@ -16,6 +16,7 @@ from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.errors import NoPlan, SpecError
 from fusegen.language.graph import Kind
+from fusegen.language.sharing import share_common
 from fusegen.pipeline import compile
 from fusegen.planner import candidates
 from fusegen.planner.model import RowPlan
@@ -23,7 +24,6 @@ from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.planner.programs.parts import layout_of
 from fusegen.planner.programs.search import step_of
-from fusegen.planner.rewrites import share_common
 from fusegen.runtime import Kernel, Program, finding
 from fusegen.targets import H200, MI300X, Target
 from fusegen.validation import validate

@@ -27,9 +27,10 @@ import numpy as np
 from fusegen.language.graph import CASTS, Graph, Kind, Node, Tensor, behind, once_per_graph, plain
 from fusegen.language.ordering import with_nodes
 from fusegen.language.products import Unsplittable, is_computed
+from fusegen.language.sharing import share_common
 from fusegen.language.trace import OPS
 from fusegen.language.types import DType, Size, f32, size_of
-from fusegen.planner.rewrites import hoist_scales, share_common
+from fusegen.planner.rewrites import hoist_scales
 
 EXPONENTIALS = ("exp", "exp2")
 

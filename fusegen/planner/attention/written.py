@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from fusegen.language.graph import Graph, Kind, Node, Tensor, once_per_graph, plain
 from fusegen.language.products import Unsplittable, is_computed
+from fusegen.language.sharing import share_common
 from fusegen.planner.attention.recognition import Scored, Softmax, constants_folded, of_row, softmax_of
-from fusegen.planner.rewrites import hoist_scales, share_common
+from fusegen.planner.rewrites import hoist_scales
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

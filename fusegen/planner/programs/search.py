@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from fusegen.errors import NoPlan
 from fusegen.language.graph import Graph, Kind, Node, Tensor, plain
 from fusegen.language.one_kernel import of_gathers, of_scatters
+from fusegen.language.sharing import share_common
 from fusegen.language.types import DType, size_of
 from fusegen.language.views import View
 from fusegen.planner import candidates as plans_of
@@ -39,7 +40,6 @@ from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowere
 from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step, Stored
 from fusegen.planner.programs.parts import interleaved, layout_of, parts_of
 from fusegen.planner.programs.product_parts import grouped
-from fusegen.planner.rewrites import share_common
 from fusegen.targets.base import Target
 
 MOST_STATES = 2000
