@@ -34,6 +34,7 @@ from fusegen.planner.model import Candidates, Layout, Plan, Source
 from fusegen.planner.programs import program_instead
 from fusegen.planner.programs.model import ProgramPlan, Step
 from fusegen.planner.programs.side_by_side import JoinedPlan, JoinedSource, obstacle
+from fusegen.planner.smaller import needs_smaller, smaller
 from fusegen.runtime import Kernel, Program, finding
 from fusegen.runtime.cache import Entry, KernelCache, Key, compiled, key_of
 from fusegen.runtime.devices import Device
@@ -391,11 +392,7 @@ def compile_kernel(
         )
         if not validate:
             return kernel
-        small = import_module("fusegen.planner.programs.smaller").fewer_groups(kernel.plan)
-        if small is not None:
-            kernel.report = compile_kernel(small, on=on, tuned=False).report
-            return kernel
-        kernel.report = proven(kernel)
+        kernel.report = proven(judged_for(kernel, on))
         if kernel.report.unjudged:
             raise RequestError(f"{graph.name}: {kernel.report.unjudged}")
         if kernel.report.ok:
@@ -411,6 +408,15 @@ def compile_kernel(
             "please report it\n  %s: %s",
             graph.name, chosen, plan.configuration, kernel.report.failure,
         )  # fmt: skip
+
+
+def judged_for(kernel: Kernel, on: str) -> Kernel:
+    """What is validated for a kernel: itself, or where that would take minutes one of the same configuration for a
+    smaller product."""
+    if not needs_smaller(kernel.plan) or (small := smaller(kernel.plan)) is kernel.plan:
+        return kernel
+    alone = Candidates(small.graph, small.target, (small,), ())
+    return compile_kernel(alone, on=on, validate=False, tuned=False)
 
 
 def proven(kernel: Kernel | Program) -> Report:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,10 +13,11 @@ import fusegen
 from fusegen import Chain, bf16
 from fusegen.emitting.rendering import render
 from fusegen.planner.model import Layout, Source
-from fusegen.planner.programs.smaller import fewer_groups
+from fusegen.planner.smaller import needs_smaller, smaller
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import Target, target
-from fusegen.validation import validate
+from fusegen.validation import Report, validate
+from fusegen.validation.report import Case
 from tests import grouped
 from tests.gemms import (
     FEW,
@@ -124,14 +127,30 @@ def test_any_ends(of: tuple[str | Target, Fits, dict[str, int]], data: st.DataOb
     assert np.isnan(alone[~none].astype(float)).all()
 
 
+LARGE: dict[str, Any] = {"E": 260, "N": 2048, "K": 7168}
+
+
 def test_many_large_experts_are_validated_as_few_small_ones() -> None:
     """As they are they would take an hour: as many weights as 256 experts have are a reference's work for minutes."""
-    plan = plan_for(SHIPPED["grouped_gemm"], "cuda:h200", any_plan, E=260, N=2048, K=7168)
-    found = fewer_groups(plan)
-    assert found is not None
-    assert {name: found.plans[0].graph.sizes[name] for name in "NKE"} == {"N": 512, "K": 512, "E": 12}
-    assert found.plans[0].configuration == plan.configuration
-    assert fewer_groups(found.plans[0]) is None
-    compiled = fusegen.compile(SHIPPED["grouped_gemm"].at(E=260, N=2048, K=7168), target="cuda:h200", on="emulator")
+    plan = plan_for(SHIPPED["grouped_gemm"], "cuda:h200", any_plan, **LARGE)
+    assert needs_smaller(plan)
+    small = smaller(plan)
+    assert {name: small.graph.sizes[name] for name in "NKE"} == {"N": 512, "K": 512, "E": 12}
+    assert small.configuration == plan.configuration
+    assert not needs_smaller(small)
+    compiled = fusegen.compile(SHIPPED["grouped_gemm"].at(**LARGE), target="cuda:h200", on="emulator")
     assert compiled.report is not None
     assert compiled.report.ok
+
+
+def test_a_configuration_that_fails_small_is_not_handed_out_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[str] = []
+
+    def first_is_wrong(kernel: Kernel) -> Report:
+        judged.append(kernel.plan.configuration)
+        case = Case("normal", "", "", problem="wrong" if len(judged) == 1 else "")
+        return Report(kernel.name, str(kernel.device), 0, (case,))
+
+    monkeypatch.setattr("fusegen.pipeline.proven", first_is_wrong)
+    compiled = fusegen.compile(SHIPPED["grouped_gemm"].at(**LARGE), target="cuda:h200", on="emulator")
+    assert compiled.plan.configuration == judged[1] != judged[0]

@@ -21,7 +21,7 @@ from fusegen.planner.programs.smaller import smaller
 from fusegen.targets import target as target_named
 from fusegen.validation import validate
 from tests.chains_cut import CHAINS, best_masked, lora, mlp
-from tests.specs import FEW, PROGRAMS
+from tests.specs import FEW, PROGRAMS, SHIPPED
 
 try:
     compiler()
@@ -214,6 +214,19 @@ def test_rows_that_are_too_short_for_a_rule_stay_wide(monkeypatch: pytest.Monkey
     small = smaller(found)
     assert small is not None
     assert small.graph.sizes == {"M": 32, "V": 128256, "K": 512}
+
+
+@pytest.mark.parametrize(("name", "gpu"), [("mlp", "cuda:a100"), ("moe_mlp", "cuda:h200")])
+def test_what_is_cut_otherwise_at_smaller_sizes_keeps_its_cut(name: str, gpu: str) -> None:
+    """Three kernels, where at the smaller sizes two are cheaper. At full size it took the emulator ten minutes."""
+    program: Any = fusegen.compile(SHIPPED[name], target=gpu, on="emulator", tuned=False)
+    assert program.report.ok
+    small = smaller(program.plan)
+    assert small is not None
+    assert len(small.steps) == len(program.plan.steps) == 3
+    shown = {dim: size for dim, size in small.graph.sizes.items() if size != program.plan.graph.sizes[dim]}
+    assert shown == ({"K": 512, "H": 512} if name == "mlp" else {"K": 512, "H": 512, "E": 8})
+    assert [s.plan.rule for s in small.steps] == [s.plan.rule for s in program.plan.steps]
 
 
 def test_small_products_are_validated_as_they_are() -> None:

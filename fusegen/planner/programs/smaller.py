@@ -1,4 +1,4 @@
-"""A program of large products at a smaller width and K, or with fewer keys, to be validated in its place.
+"""A program of large products at a smaller width and K, with fewer groups or fewer keys, to be validated in its place.
 
 A reference in float64 of 128256 logits, each of 4096 products, takes minutes for each of several launches. What a
 kernel's text could have wrong shows at other sizes as well, if it is by the same rule, in the same configuration, and
@@ -9,34 +9,24 @@ tile or more.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 
 from fusegen.errors import NoPlan, SpecError
-from fusegen.language.graph import Graph
 from fusegen.language.sizes import dims_in
-from fusegen.language.types import size_of
+from fusegen.language.types import Dim, size_of
 from fusegen.planner import candidates
 from fusegen.planner.launching import launched
-from fusegen.planner.model import Candidates, Plan
 from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.model import ProgramPlan, Step
+from fusegen.planner.smaller import TILE, WHOLE_TILES, fewer, group_dims, shrunk, weights
 
 MOST_WEIGHTS = 2**26  # elements of right factors: those of an MLP of 4096 x 14336 take some 10 s to be judged
-MOST_GROUPED_WEIGHTS = 2**24  # of 16 groups of 1024 x 1024
-GROUPS = 8  # whose ends a block reads at a time
-TILE = 256  # of columns, or of K: all that tiles divide
-WHOLE_TILES = 2 * TILE
-
-
-def weights(graph: Graph) -> int:
-    """Elements of all right factors."""
-    return sum(math.prod(size_of(s, graph.sizes) for s in n.inputs[1].shape) for n in graph.products)
 
 
 def smaller(program: ProgramPlan) -> ProgramPlan | None:
-    """The same chain with smaller products, cut anew and by the same kinds of kernels; None where products are not that
+    """The same chain with smaller products, by the same kinds of kernels; None where products are not that
     large, or their sizes do not shrink by themselves."""
     graph = program.graph
     if weights(graph) <= MOST_WEIGHTS:
@@ -44,36 +34,17 @@ def smaller(program: ProgramPlan) -> ProgramPlan | None:
     width = set(dims_in(tuple(n.shape[-1] for n in graph.products)))
     depth = set(dims_in(tuple(n.inputs[0].shape[-1] for n in graph.products)))
     for shrinking in (width | depth, depth - width):
-        if shrinking and (found := shrunk(program, {dim.name for dim in shrinking})) is not None:
+        if shrinking and (found := at_smaller(program, {dim.name for dim in shrinking})) is not None:
             return found
     return None
 
 
-def fewer_groups(plan: Plan) -> Candidates | None:
-    """The candidates of a chain of grouped products at fewer groups, a smaller width and K, those of the plan's own
-    configuration first; None where they are not that large, or there are none by the same rule. A launch has a tile for
-    each group, and reads as many weights as all of them have."""
-    graph = plan.graph.written
-    grouped = [n for n in graph.products if n.ends]
-    if not grouped or weights(graph) <= MOST_GROUPED_WEIGHTS:
-        return None
-    inner = dims_in((*(n.shape[-1] for n in grouped), *(n.inputs[0].shape[-1] for n in grouped)))
-    sizes = {dim.name: min(graph.sizes[dim.name], WHOLE_TILES + graph.sizes[dim.name] % TILE) for dim in inner}
-    for dim in dims_in(tuple(n.inputs[1].shape[0] for n in grouped)):
-        sizes[dim.name] = min(graph.sizes[dim.name], GROUPS + graph.sizes[dim.name] % GROUPS)
-    try:
-        found = candidates(graph.at(**sizes), plan.target, plan.layout)
-    except (NoPlan, SpecError):
-        return None
-    alike = [other for other in found.plans if other.rule == plan.rule]
-    alike.sort(key=lambda other: other.configuration != plan.configuration)
-    return replace(found, plans=tuple(alike)) if alike else None
-
-
-def shrunk(program: ProgramPlan, dims: set[str]) -> ProgramPlan | None:
-    """The program at smaller sizes of these dims; None where it is cut otherwise, or by other rules."""
+def at_smaller(program: ProgramPlan, dims: set[str]) -> ProgramPlan | None:
+    """The program at smaller sizes of these dims, cut anew where that comes to the same kernels; None where these have
+    no plans by the same rules."""
     graph = program.graph
-    sizes = {name: min(graph.sizes[name], WHOLE_TILES + graph.sizes[name] % TILE) for name in dims}
+    sizes = {name: shrunk(graph.sizes[name]) for name in dims}
+    sizes |= {dim.name: fewer(graph.sizes[dim.name]) for dim in group_dims(graph)}
     deals = [(own, node) for own in program.steps for node in own.graph.deals]
     dealt = next(((node.group, node.count) for _, node in deals), None)
     for own, node in deals:
@@ -87,13 +58,32 @@ def shrunk(program: ProgramPlan, dims: set[str]) -> ProgramPlan | None:
     except (NoPlan, SpecError):
         return None
     if [step.name for step in found.steps] != [step.name for step in program.steps]:
-        return None
+        again = None if deals else as_cut(program, sizes)
+        if again is None:
+            return None
+        found = again
     steps = [step for pair in zip(found.steps, program.steps, strict=True) if (step := same_way(*pair)) is not None]
     if len(steps) < len(found.steps):
         return None
     found = joined(replace(found, steps=tuple(steps)))
     how = {step.name: step.plan.dependent for step in program.steps}
     return replace(found, steps=tuple(replace(step, plan=launched(step.plan, how[step.name])) for step in found.steps))
+
+
+def as_cut(program: ProgramPlan, sizes: Mapping[str, int]) -> ProgramPlan | None:
+    """The program's own kernels at other sizes of the chain, each by the plan that is cheapest there; None where there
+    is none."""
+    graph = program.graph.at(**sizes)
+    steps = []
+    for step in program.steps:
+        own = {name: size_of(step.sizes.get(name, Dim(name)), graph.sizes) for name in step.graph.sizes}
+        try:
+            small = step.graph.at(**own)
+            plan = candidates(small, program.target, step.plan.layout).need()[0]
+        except (NoPlan, SpecError):
+            return None
+        steps.append(replace(step, graph=small, plan=plan, joined=False))
+    return replace(program, graph=graph, steps=tuple(steps))
 
 
 def same_way(step: Step, large: Step) -> Step | None:
