@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from fusegen import Chain, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.language.graph import Graph
 from fusegen.planner import CONTIGUOUS, candidates
-from fusegen.planner.model import Layout
+from fusegen.planner.model import Layout, Source
 from fusegen.planner.products.gemm import GemmPlan
+from fusegen.runtime import Kernel, finding
 from fusegen.targets import Target, target
 
 B, M, N, K, L = dims("B M N K L")
@@ -335,3 +337,13 @@ def plan_for(
     fitting = [p for p in plans if fits(p)] or (plans[:1] if layout != CONTIGUOUS else [])
     assert fitting, f"no candidate for {spec.name} at {sizes} on {on} that {fits.__name__} fits"
     return fitting[0]
+
+
+def kernel(spec: Chain, on: str | Target, fits: Fits = any_plan, **sizes: int) -> Kernel:
+    """The first candidate that fits, in the emulator, in every layout."""
+
+    def variant(layout: Layout) -> tuple[Source, None]:
+        return render(plan_for(spec, on, fits, layout, **sizes)), None
+
+    chosen = target(on) if isinstance(on, str) else on
+    return Kernel(*variant(Layout()), finding.find(chosen, "emulator"), variant)

@@ -19,12 +19,11 @@ from fusegen.errors import FusegenError, MissingError, NoPlan
 from fusegen.language.types import DTYPES
 from fusegen.pipeline import gate
 from fusegen.planner import CONTIGUOUS, candidates
-from fusegen.planner.model import Layout, Source
+from fusegen.planner.model import Layout
 from fusegen.planner.products import mma_rule, mma_tiles
 from fusegen.planner.products.gemm import GemmPlan, GemmTile, shared_bytes
-from fusegen.runtime import Kernel, finding
 from fusegen.runtime.cache import compiled
-from fusegen.targets import H200, MI300X, TARGETS, Target, target
+from fusegen.targets import H200, MI300X, TARGETS
 from fusegen.validation import validate
 from tests import gemms, specs
 from tests.gemms import (
@@ -35,6 +34,7 @@ from tests.gemms import (
     clustered,
     clustered_tiles,
     gemm_plans,
+    kernel,
     of_96,
     of_192,
     persistent,
@@ -59,16 +59,6 @@ def can_emulate() -> bool:
 
 
 needs_emulator = pytest.mark.skipif(not can_emulate(), reason="no C++ compiler for the emulator")
-
-
-def kernel(spec: Chain, on: str | Target, fits: Fits = any_plan, **sizes: int) -> Kernel:
-    """The first candidate that fits, in the emulator, in every layout."""
-
-    def variant(layout: Layout) -> tuple[Source, None]:
-        return render(plan_for(spec, on, fits, layout, **sizes)), None
-
-    chosen = target(on) if isinstance(on, str) else on
-    return Kernel(*variant(Layout()), finding.find(chosen, "emulator"), variant)
 
 
 # ---------------------------------------------------------------- what is computed

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 import fusegen
 from fusegen import Chain, bf16
-from fusegen.emitting.rendering import render
-from fusegen.planner.model import Layout, Source
 from fusegen.planner.smaller import needs_smaller, smaller
-from fusegen.runtime import Kernel, finding
-from fusegen.targets import Target, target
+from fusegen.runtime import Kernel
+from fusegen.targets import Target
 from fusegen.validation import Report, validate
 from fusegen.validation.report import Case
 from tests import grouped
@@ -26,6 +24,7 @@ from tests.gemms import (
     banded,
     clustered,
     clustered_tiles,
+    kernel,
     of_96,
     persistent,
     plan_for,
@@ -39,16 +38,6 @@ pytestmark = pytest.mark.usefixtures("emulated_only")
 
 CUDA, AMD = "cuda:a100", "hip:mi300x"
 H200 = "cuda:h200"
-
-
-def kernel(spec: Chain, on: str | Target, fits: Fits = any_plan, **sizes: int) -> Kernel:
-    """The first candidate that fits, in the emulator, in every layout."""
-
-    def variant(layout: Layout) -> tuple[Source, None]:
-        return render(plan_for(spec, on, fits, layout, **sizes)), None
-
-    chosen = target(on) if isinstance(on, str) else on
-    return Kernel(*variant(Layout()), finding.find(chosen, "emulator"), variant)
 
 
 @pytest.mark.parametrize("name", [CUDA, AMD])
