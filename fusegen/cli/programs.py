@@ -260,7 +260,7 @@ def workspace(program: ProgramPlan) -> str:
 
 def arrow(step: Step) -> str:
     """`x, w and scale -> h`."""
-    given = ", ".join(map(str, step.reads))
+    given = ", ".join(dict.fromkeys(map(str, step.reads)))  # rows of one are looked up by several indices
     values = f" and {', '.join(step.values)}" if step.values else ""
     return f"{given}{values} -> {', '.join(map(str, step.writes))}"
 

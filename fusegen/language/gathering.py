@@ -11,7 +11,7 @@ from fusegen.errors import SpecError
 from fusegen.language.graph import Kind, Node
 from fusegen.language.op_table import OPS
 from fusegen.language.sizes import broadcast, shape_text
-from fusegen.language.trace import Number, Value, caller, current, viewed
+from fusegen.language.trace import Number, Value, caller, composite, current, viewed
 from fusegen.language.types import Shape, i32
 from fusegen.language.views import View
 
@@ -33,6 +33,39 @@ def gather(table: Value, ids: Value) -> Value:
         rows = ids.shape[:-1] if ids.shape[-1:] == (1,) and len(table.shape) > 1 else ids.shape
         index = with_ones(ids, rows, len(table.shape) - 1)
         return Value(Node(OPS["gather"], (table.node, index), (*rows, *table.shape[1:]), table.dtype, operator))
+
+
+@composite
+def gather_sum(table: Value, ids: Value, weights: Value | None = None) -> Value:
+    """The sum of a table's rows that each row of ids names, times weights if given: an embedding bag, or what the
+    experts of a token made of it.
+
+    A table [V, N], ids i32[M, 8] and weights [M, 8] give [M, N], summed in f32 from the first id to the last; ids
+    [B, S, 8] give [B, S, N]. An id that names no row, such as -1, adds 0 times its weight. How many ids a row has is a
+    number and no dim. Raises SpecError for a dim, and for weights of another shape.
+    """
+    row = gather(table, ids)
+    count = ids.shape[-1] if ids.shape else None
+    if not isinstance(count, int) or len(row.shape) != len(ids.shape) + len(table.shape) - 1:
+        raise SpecError(
+            f"gather_sum: found ids {shape_text(ids.shape)}, wanted several a row, as many as a number says\n"
+            "  declare them as ids: i32[M, 8]",
+            caller(),
+        )
+    if weights is not None and (not isinstance(weights, Value) or weights.shape != ids.shape):
+        found = shape_text(weights.shape) if isinstance(weights, Value) else repr(weights)
+        raise SpecError(
+            f"gather_sum: found weights {found} for ids {shape_text(ids.shape)}; wanted one for each id", caller()
+        )
+    ones = (None,) * (len(table.shape) - 1)
+    total: Value | None = None
+    for number in range(count):
+        row = gather(table, ids[..., number])
+        if weights is not None:
+            row = row * weights[(..., number, *ones)]
+        total = row if total is None else total + row
+    assert total is not None
+    return total
 
 
 def scatter(out: Value, ids: Value, values: Any) -> Value:

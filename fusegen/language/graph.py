@@ -138,10 +138,11 @@ class Graph:
 
     @cached_property
     def viewed(self) -> bool:
-        """Are there views, joins, or operands that are written to, or sizes computed from dims? A kernel has none:
-        `planner.programs.lowering`."""
+        """Are there views, joins, operands that are written to, tables whose rows are looked up by several indices, or
+        sizes computed from dims? A kernel has none: `planner.programs.lowering`."""
         apart = any(n.op.kind in (Kind.VIEW, Kind.JOIN) or n.op.name == "scatter" for n in self.nodes)
-        return apart or bool(self.computed_sizes)
+        tables = [n.inputs[0] for n in self.gathers if n.inputs[0] in self.tables]
+        return apart or len(set(tables)) < len(tables) or bool(self.computed_sizes)
 
     @cached_property
     def gathers(self) -> tuple[Node, ...]:

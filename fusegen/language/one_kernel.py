@@ -57,13 +57,13 @@ def obstacle(graph: Graph) -> Obstacle | None:
 
 
 def of_gathers(graph: Graph) -> Obstacle | None:
-    """Rows and columns at computed places, other than one of each operand for each row, in kernels of whole rows."""
+    """Rows and columns at computed places, other than one at a time of an operand for each row, in kernels of whole
+    rows."""
     beside: list[Node] = [*graph.products, *graph.selections, *column_reductions(graph)]
     behind_them = set(beside)
     for node in graph.nodes:
         if any(a in behind_them for a in node.inputs):
             behind_them.add(node)
-    read: set[Node] = set()
     for node in graph.gathers:
         source, index = shown(node.inputs[0]), node.inputs[1]
         said = f"{node.operator} reads {'rows' if node.op.name == 'gather' else 'columns'} that an index names"
@@ -74,15 +74,12 @@ def of_gathers(graph: Graph) -> Obstacle | None:
             cut = next((a for a in node.inputs if a in behind_them), node)
             what = f"{beside[0].operator} at {beside[0].where}"
             return Obstacle(f"{said}, and {what} needs a kernel without that: a program cuts here", node.where, cut)
-        if node.op.name == "gather" and not graph.viewed and (source in read or source not in graph.tables):
-            also = "twice" if source in read else "as the chain's rows too"
-            reason = f"{said}, of {graph.tensor_of[source].name}, which is read {also}: a program cuts here"
-            return Obstacle(reason, node.where, node)
+        if node.op.name == "gather" and not graph.viewed and source not in graph.tables:
+            reason = f"{said}, of {graph.tensor_of[source].name}, which is read as the chain's rows too"
+            return Obstacle(f"{reason}: a program cuts here", node.where, node)
         if graph.extents[index] is Extent.ELEMENT and (whole_rows(node) or node.op.name == "take_at"):
             reason = f"{said}, and each element of a row has an index of its own; a kernel takes one index a row"
             return Obstacle(reason, node.where)
-        if node.op.name == "gather":
-            read.add(source)
     return None
 
 

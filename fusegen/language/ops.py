@@ -78,7 +78,7 @@ from fusegen.language.elementwise import (
     trunc,
     where,
 )  # fmt: skip
-from fusegen.language.gathering import gather, scatter, take_at
+from fusegen.language.gathering import gather, gather_sum, scatter, take_at
 from fusegen.language.graph import MOST_PICKED, Kind, Node, behind
 from fusegen.language.grouped_products import grouped_matmul
 from fusegen.language.layers import batchnorm, groupnorm, kl_div, rope
@@ -560,7 +560,7 @@ COMPOSITES = (
     quick_geglu, clipped_swiglu, bilinear, clip,
     mean, var, amax, std, norm, logsumexp, any, all, softmax, log_softmax, layernorm, rmsnorm, l2norm, quantize,
     dequantize, cross_entropy, one_hot, causal, uniform, normal, dropout,
-    groupnorm, batchnorm, rope, kl_div, einsum, top_p, top_k, min_p, sort,
+    groupnorm, batchnorm, rope, kl_div, einsum, top_p, top_k, min_p, sort, gather_sum,
 )  # fmt: skip
 SELECTIONS = (topk, argmax, argmin, take)
 VIEWS = (split, concat, stack, rearrange, groups, flip, roll, broadcast)
@@ -577,7 +577,7 @@ __all__ = (  # noqa: RUF022  # by kind
     "einsum", "cumsum", "cumprod", "sort", "top_p", "top_k", "min_p",
     "logsumexp", "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "quantize", "dequantize",
     "cross_entropy", "one_hot", "causal", "uniform", "normal", "dropout", "topk", "argmax", "argmin", "take", "gather",
-    "scatter", "split", "concat", "stack",
+    "gather_sum", "scatter", "split", "concat", "stack",
     "rearrange", "groups", "flip", "roll", "broadcast",
 )  # fmt: skip
 FUNCTIONS = __all__

@@ -352,11 +352,61 @@ def test_what_gather_and_take_refuse() -> None:
     ]
 
 
-def test_a_kernel_reads_a_table_at_one_index_a_row() -> None:
+def test_one_kernel_looks_up_a_table_by_several_indices() -> None:
     @chain(V=9, M=4, N=8)
     def twice(table: f32[V, N], a: i32[M, 1], b: i32[M, 1]) -> f32[M, N]:
         return F.gather(table, a) - F.gather(table, b)
 
-    with pytest.raises(NoPlan, match="gather reads rows that an index names, of table, which is read twice"):
-        candidates(twice.graph, H200).need()
-    assert len(getattr(fusegen.compile(twice, H200, on="emulator"), "kernels", ())) == 2
+    kernel = fusegen.compile(twice, H200, on="emulator")
+    assert len(kernel.plan.steps) == 1
+    table = np.arange(72, dtype=np.float32).reshape(9, 8)
+    a, b = np.array([[3], [0], [-1], [8]], np.int32), np.array([[3], [9], [2], [1]], np.int32)
+    wide = np.concatenate([table, np.zeros((1, 8), np.float32)])
+    assert np.array_equal(kernel(table, a, b), wide[[3, 0, -1, 8]] - wide[[3, -1, 2, 1]])
+
+
+def test_a_table_that_is_the_chains_rows_too_is_looked_up_by_a_kernel_of_its_own() -> None:
+    @chain(M=4, N=8)
+    def shifted(x: f32[M, N], a: i32[M, 1]) -> f32[M, N]:
+        return x - F.gather(x, a)
+
+    with pytest.raises(NoPlan, match="gather reads rows that an index names, of x, which is read as the chain's rows"):
+        candidates(shifted.graph, H200).need()
+    assert len(getattr(fusegen.compile(shifted, H200, on="emulator"), "kernels", ())) == 2
+
+
+@chain(V=50, M=13, N=24)
+def bagged(table: bf16[V, N], ids: i32[M, 3], weights: f32[M, 3]) -> f32[M, N]:
+    return F.gather_sum(table, ids, weights)
+
+
+@pytest.mark.parametrize("target", ["cuda:h200", "cuda:a100", "hip:mi300x"])
+def test_rows_that_several_indices_name_add_up_in_one_kernel(target: str) -> None:
+    kernel = fusegen.compile(bagged, target, on="emulator")
+    assert len(kernel.plan.steps) == 1
+    rng = np.random.default_rng(5)
+    table = rng.standard_normal((50, 24)).astype(np.float32).astype(bf16.numpy)
+    ids = rng.integers(-1, 51, (13, 3)).astype(np.int32)
+    weights = rng.standard_normal((13, 3)).astype(np.float32)
+    wide = np.concatenate([table.astype(np.float32), np.zeros((1, 24), np.float32)])
+    rows = wide[np.where((ids < 0) | (ids > 49), 50, ids)]
+    wanted = np.einsum("mjn,mj->mn", rows.astype(np.float64), weights)
+    assert np.allclose(kernel(table, ids, weights), wanted, atol=1e-5)
+    assert validate(kernel).ok
+
+
+def test_what_gather_sum_takes() -> None:
+    (J,) = dims("J")
+
+    def refused(ids: Any, weights: Any, said: str) -> None:
+        with pytest.raises(SpecError, match=said):
+
+            @chain(V=9, M=4, N=8, J=2)
+            def wrong(table: f32[V, N], ids: ids, weights: weights) -> f32[M, N]:
+                return F.gather_sum(table, ids, weights)
+
+    refused(i32[M, J], f32[M, J], "found ids \\[M, J\\], wanted several a row, as many as a number says")
+    refused(i32[M], f32[M], "found ids \\[M\\], wanted several a row")
+    refused(i32[M, 2], f32[M, 3], "found weights \\[M, 3\\] for ids \\[M, 2\\]; wanted one for each id")
+    refused(f32[M, 2], f32[M, 2], "found ids of f32, wanted i32")
+

@@ -98,7 +98,8 @@ class Lowering:
         self.graph = graph
         self.alike = alike  # are results of one shape written in the same parts?
         self.made: dict[tuple[Node, View, bool], Node] = {}
-        self.inputs: dict[tuple[str, View], Tensor] = {}
+        self.inputs: dict[tuple[str, View, int], Tensor] = {}
+        self.looked_up: dict[tuple[str, View], list[Node]] = {}  # by which indices rows of an operand are read
         self.names: dict[Node, str] = {}
         self.dims: dict[Size, Dim] = {}
         self.taken = {t.name for t in (*graph.inputs, *graph.outputs)} | set(graph.sizes)
@@ -123,7 +124,7 @@ class Lowering:
                 writes.append(Bound(name, tensor.name, place))
         order = {t.name: place for place, t in enumerate(self.graph.inputs)}
         arrays = sorted(self.inputs.items(), key=lambda item: order[item[0][0]])
-        reads = [Bound(t.name, base, view) for (base, view), t in arrays if t.shape]
+        reads = [Bound(t.name, base, view) for (base, view, _), t in arrays if t.shape]
         return self.plainly(tuple(t for _, t in arrays), tuple(outputs), (*reads, *writes))
 
     # ---------------------------------------------------------------- outputs
@@ -319,13 +320,16 @@ class Lowering:
         except ValueError as error:
             raise NotOneStep(node, f"{node.operator}: {error}") from None
 
-    def operand(self, node: Node, view: View) -> Node:
+    def operand(self, node: Node, view: View, turn: int = 0) -> Node:
+        """What a view shows of an operand; another tensor in each turn that its rows are looked up."""
         tensor = self.graph.tensor_of[node]
         if tensor.shape and not view.shape:  # one element is an array still
             view = view.sliced(None)
-        key = (tensor.name, view)
+        key = (tensor.name, view, turn)
         if key not in self.inputs:
-            if view.is_identity or self.whole_by(view, node):
+            if turn:
+                name = self.free(tensor.name)
+            elif view.is_identity or self.whole_by(view, node):
                 name = tensor.name
             else:
                 name = self.free(name_of_view(self.graph, node, view) or part_name(tensor.name, view, self.graph.sizes))
@@ -338,7 +342,7 @@ class Lowering:
     def whole_by(self, view: View, node: Node) -> bool:
         """Is an operand seen through views alone that only add axes of one element, this one first?"""
         users = self.graph.users.get(node, ())
-        seen = any(name == self.graph.tensor_of[node].name for name, _ in self.inputs)
+        seen = any(name == self.graph.tensor_of[node].name for name, *_ in self.inputs)
         return not seen and all(u.view is not None and u.view.adds_axes for u in users) and view.adds_axes
 
     def name_of_part(self, whole: str, place: View, named: str) -> str:
@@ -460,7 +464,11 @@ class Lowering:
             source, shown = source.inputs[0], self.composed(shown, step, node)
         if source.op.kind is not Kind.INPUT:
             raise NotOneStep(table, f"{node.operator} reads rows that an index names, of a value that is computed")
-        return replace(node, inputs=(self.operand(source, shown), found), shape=broadcast(found.shape, shape))
+        indices = self.looked_up.setdefault((self.graph.tensor_of[source].name, shown), [])
+        if found not in indices:
+            indices.append(found)
+        rows = self.operand(source, shown, indices.index(found))
+        return replace(node, inputs=(rows, found), shape=broadcast(found.shape, shape))
 
     def at_index(
         self, node: Node, view: View, index: Node, rows: Shape, table: Shape
