@@ -359,6 +359,7 @@ class RowPlan(Plan):
             "rows": ("bulk" if self.bulk else "", ""),
             "ring": (self.in_turn.ring if self.in_turn else 0, 0),
             "best": ("in_turn" if self.selection and self.selection.one_by_one else "", ""),
+            "delegates": (self.selection.delegates if self.selection else 1, 1),
         }
         shape = f"{tile.threads}/{tile.threads_per_row} {tile.per_thread}x{tile.vector}"
         return f"{self.rule} {self.staging} {shape}{unusual(choices)}"

@@ -10,7 +10,7 @@ from typing import Literal
 from fusegen.language.graph import Op
 from fusegen.language.scans import Way as ScannedWay
 from fusegen.language.types import DType, Shape, f32
-from fusegen.planner.ways import OneByOne, Streaming, Way
+from fusegen.planner.ways import InWarp, OneByOne, Streaming, Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,6 +543,11 @@ class Selection:
     @property
     def by(self) -> Literal["warp", "streaming", "small_k", "large_k"]:
         return self.way.by
+
+    @property
+    def delegates(self) -> int:
+        """Of a lane, where a warp or a part of it has a row."""
+        return self.way.delegates if isinstance(self.way, InWarp) else 1
 
     @property
     def one_by_one(self) -> bool:

@@ -25,6 +25,11 @@ BY_TEAM = (
     "register-resident top-k by {lanes} lanes a row. The largest key of each lane is its delegate (Dr. Top-k, Gaihre "
     "et al., SC 2021); what reaches the best delegates is ranked by counting what is larger"
 )
+BY_DELEGATES = (
+    "register-resident top-k by {lanes} lanes a row. The largest of every few keys of a lane is their delegate (Dr. Top-k, "
+    "Gaihre et al., SC 2021); a network (Batcher, AFIPS 1968) finds the {k} best, and what reaches them is ranked by "
+    "counting what is larger"
+)
 HELD = (
     "register-resident top-k for few columns. The largest key of each thread is its delegate (Dr. Top-k, Gaihre et "
     "al., SC 2021); the warps agree on a bar that at least {k} delegates reach, and few more keys do"
@@ -61,6 +66,8 @@ def method_of(plan: RowPlan) -> str:
         text = (THRESHOLD if way.groups else STREAMING).replace("{keys}", str(way.note * tile.vector))
     else:
         text = {OneByOne: REPEATED, InWarp: BY_TEAM, SmallK: HELD, LargeK: DENSE}[type(way)]
+        if isinstance(way, InWarp) and way.delegates > 1:
+            text = BY_DELEGATES
     return text.format(k=plan.selection.k, lanes=tile.threads_per_row)
 
 

@@ -29,11 +29,11 @@ from fusegen.planner.selections.picker import picker
 from fusegen.planner.ways import InWarp, LargeK, OneByOne, SmallK, Streaming, Way
 
 KEYS: Mapping[DType, Mapping[str, str]] = {
-    f32: {"ctype": "float", "least": "-INFINITY", "larger": "larger",
+    f32: {"ctype": "float", "least": "-INFINITY", "larger": "larger", "lesser": "fminf",
               "to_word": "__float_as_int({0})", "from_word": "__int_as_float({0})"},
-    i32: {"ctype": "int", "least": "least_key", "larger": "max", "to_word": "{0}", "from_word": "{0}"},
+    i32: {"ctype": "int", "least": "least_key", "larger": "max", "lesser": "min", "to_word": "{0}", "from_word": "{0}"},
 }  # fmt: skip
-"""What a key is, the masked one, the larger of two; how one goes to a word of notes and back."""
+"""What a key is, the masked one, the larger and the lesser of two; how one goes to a word of notes and back."""
 ROLLED = "#pragma unroll 1"
 CHOICES: Mapping[type[Way], type[Choice]] = {
     OneByOne: WarpChoice, InWarp: WarpChoice, Streaming: StreamingChoice, SmallK: SmallKChoice, LargeK: LargeKChoice,

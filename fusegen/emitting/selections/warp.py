@@ -9,6 +9,8 @@ from typing import Any
 from fusegen.emitting.dialect import UNROLL
 from fusegen.emitting.selections.choice import Choice
 from fusegen.planner.selections.choosing import COMPARED_CANDIDATES
+from fusegen.planner.selections.small_k_cost import power_from
+from fusegen.planner.ways import InWarp
 
 
 class WarpChoice(Choice):
@@ -46,8 +48,14 @@ class WarpChoice(Choice):
             own = f"i * {lanes} + lane"
         else:
             own = f"(i / {tile.vector} * {lanes} + lane) * {tile.vector} + i % {tile.vector}"
+        keys = self.keys()
+        chosen = power_from(self.selection.k)
+        assert isinstance(self.selection.way, InWarp)
         return {
-            **self.keys(),
+            **keys,
+            "delegate": f"delegates[{keys['key_number'] or 0} % {self.selection.way.delegates}]",
+            "merged": chosen,
+            "delegate_partner": self.spelling.shuffle_xor.format(f"delegates[{chosen - 1} - q]", "step"),
             "own_col": own,
             "best_partner": self.spelling.shuffle_xor.format("best", "other"),
             "from_last_lane": self.spelling.shuffle.format("upto", lanes - 1, lanes),

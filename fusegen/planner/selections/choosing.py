@@ -50,8 +50,14 @@ ORDER_SLOTS = 6.0  # a key as an integer of its order
 TURN_ELEMENT_SLOTS = 5.0
 TURN_STEP_SLOTS = 4.0  # two shuffles, and the better of each
 TURN_PICK_SLOTS = 8.0
+# Where lanes have several delegates; counted in the text and in PTX, and not yet measured
+KEY_SLOTS = 8.0  # kept in shared memory, made a delegate, compared with the bar
+EXCHANGE_SLOTS = 2.0  # the larger and the lesser of two
+OWN_CANDIDATE_SLOTS = 20.0  # found among a lane's keys
+RANK_SLOTS = 14.0  # a candidate beside four others
 # ---- waiting of a block: cycles of an instruction, and microseconds
 ALONE_CYCLES = 2.8  # when its scheduler has no other warp; each one that it has adds a cycle
+NETWORK_CYCLES = 1.0  # the same of a network that sorts: several exchanges wait for none of each other
 FIRST_LOAD_US = 0.2
 TURN_US = 0.3  # its loads were issued a turn before
 WARP_US = 0.15  # more of them for each warp that comes to the barriers
@@ -85,6 +91,7 @@ SLACK_PART = 8  # a threshold that an eighth more groups reach than need to will
 # at most, of the orders between a warp's least and its largest key: any bound that enough reach will do
 BISECTIONS = 12
 MOST_COMPARED_CANDIDATES = 64  # candidates of a bin, each with all others: of more, all are sorted
+DELEGATES_FOR_EACH = 4  # chosen column of a row: then 1.15 candidates for each are likely
 COMPARED_CANDIDATES = 4  # candidates of a warp that each one is compared with at a time
 
 
@@ -124,6 +131,11 @@ def most_ranked(k: int) -> int:
     return max(64, 2 * k)
 
 
+def most_ranked_of_delegates(k: int) -> int:
+    """The same where lanes have several delegates: rows share a block, and each has room for so many."""
+    return max(32, 2 * k)
+
+
 def limit_of(k: int) -> int:
     """Candidates that a cut may leave: the bin of the k-th one holds others too."""
     return k + max(32, k // 4)
@@ -161,6 +173,8 @@ def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
         return Choice(cols, candidates_of(way, tile, cols), 0)
     if isinstance(way, OneByOne):
         return Choice(cols * k, cols, 0)
+    if isinstance(way, InWarp) and way.delegates > 1:
+        return Choice(cols, min(cols, likely_of_warp(k, way.delegates * tile.threads_per_row)), 0)
     if isinstance(way, InWarp):
         return Choice(cols, min(cols, 1.3 * k + 2), 0)
     groups = tile.threads_per_row * way.groups
@@ -185,7 +199,8 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
     tile = work.tile
     choice = expected(selection, tile, graph.cols)
     thread = instructions(graph, work, selection, choice)
-    blocks = taken(target, work, moved, registers, thread, waits(work, selection), ALONE_CYCLES)
+    alone_cycles = NETWORK_CYCLES if selection.delegates > 1 else ALONE_CYCLES
+    blocks = taken(target, work, moved, registers, thread, waits(work, selection), alone_cycles)
     again = read_again(target, graph, work, selection, choice, blocks.resident)
     memory_us = (moved.moved + again) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work, chosen=True))
     waves = max(1.0, work.blocks / target.sms / blocks.resident)
@@ -244,6 +259,8 @@ def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice)
             + ORDER_SLOTS * elements
             + selection.k * (TURN_ELEMENT_SLOTS * elements + TURN_STEP_SLOTS * lanes + TURN_PICK_SLOTS)
         )
+    if isinstance(way, InWarp) and way.delegates > 1:
+        return thread + KEY_SLOTS * tile.per_thread * tile.vector + of_delegates(way, selection.k, tile, choice)
     if not isinstance(way, Streaming):
         stored = 2.0 * tile.per_thread * tile.vector  # tests of every element, and stores of a few
         return thread + stored + 60
@@ -256,6 +273,19 @@ def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice)
     return thread + 4 * CANDIDATE_SLOTS * held
 
 
+def of_delegates(way: InWarp, k: int, tile: Tile, choice: Choice) -> float:
+    """Instructions of one thread beside those on each key: the network, candidates, their ranks."""
+    chosen, steps = power_from(k), tile.threads_per_row.bit_length() - 1
+    depth = way.delegates.bit_length() - 1
+    exchanges = way.delegates / 2 * depth * (depth + 1) / 2
+    exchanges += steps * chosen / 2 * (chosen.bit_length() - 1)
+    merged = steps * 2 * chosen  # a shuffle and the larger one
+    own = choice.candidates / tile.threads_per_row
+    found = OWN_CANDIDATE_SLOTS * (own + 2 * math.sqrt(own))  # the lane of a warp that has most
+    ranked = math.ceil(own) * RANK_SLOTS * math.ceil(choice.candidates / COMPARED_CANDIDATES)
+    return EXCHANGE_SLOTS * exchanges + merged + found + ranked + 60
+
+
 def waits(work: Work, selection: Selection) -> float:
     """Microseconds of a block that runs alone."""
     tile = work.tile
@@ -263,6 +293,8 @@ def waits(work: Work, selection: Selection) -> float:
     way = selection.way
     if isinstance(way, OneByOne):
         return FIRST_LOAD_US + SHUFFLE_US * selection.k * 2 * math.log2(tile.threads_per_row) + picked
+    if isinstance(way, InWarp) and way.delegates > 1:
+        return FIRST_LOAD_US + picked
     if not isinstance(way, Streaming):
         return FIRST_LOAD_US + WARP_SELECT_US + 0.03 * selection.k + picked
     turns = -(-tile.per_thread // way.turn)

@@ -31,7 +31,7 @@ def picker(selection: Selection, tile: Tile, warp: int, adds_up: bool = False) -
 def of_warp(selection: Selection, way: OneByOne | InWarp, tile: Tile) -> Iterator[Member]:
     rows = tile.rows_per_block
     if isinstance(way, InWarp):
-        yield member(KEY_TYPES[selection.dtype], keys=(rows, tile.per_thread * tile.threads_per_row * tile.vector))
+        yield member(KEY_TYPES[selection.dtype], "of each thread", keys=(tile.per_thread * tile.vector, tile.threads))
         yield member("Entry", candidates=(rows, way.most_ranked + COMPARED_CANDIDATES))
     yield member("Entry", "what is chosen, the best first", picks=(rows, selection.k))
 

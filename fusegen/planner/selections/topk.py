@@ -2,8 +2,9 @@
 
 Regimes, from short rows to long ones:
 
-- *in a warp* (register-resident): the k-th largest of the lanes' largest keys is a bound that k elements reach and few
-  more do; these are ranked by comparing them. Where a row has fewer lanes than k, they take out the largest k times;
+- *in a warp* (register-resident): the k-th largest of the lanes' delegates, each the largest of some of its keys, is a
+  bound that k elements reach and few more do; these are ranked by comparing them. A lane has one delegate, or several
+  that a network sorts, so that many rows share a warp. Or a few lanes take out the largest k times;
 - a *threshold* (streaming): a block keeps the largest key of every few vectors. The k-th largest of these, by
   bisection, is a threshold; vectors that exceed it are read again, and their elements above it are candidates. Ties may
   make too many: then the best k stay. A long row goes by in segments, each of which raises the threshold;
@@ -16,6 +17,7 @@ docs/measurements.md, "Top-k by a threshold".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -28,6 +30,7 @@ from fusegen.planner.rows.assembly import Choosing, Draft, assemble, row_draft
 from fusegen.planner.rows.duration import resident_blocks
 from fusegen.planner.selections.choosing import (
     BLOCK_BYTES,
+    DELEGATES_FOR_EACH,
     MANY_MARKS,
     SLACK_PART,
     bins_of,
@@ -38,17 +41,23 @@ from fusegen.planner.selections.choosing import (
     likely_of_warp,
     limit_of,
     most_ranked,
+    most_ranked_of_delegates,
     note_of,
     note_words,
     segment_of,
 )
 from fusegen.planner.selections.picker import picker
 from fusegen.planner.selections.picking import Picking, picking
+from fusegen.planner.selections.small_k_cost import power_from
 from fusegen.planner.ways import InWarp, OneByOne, Streaming, Way
 from fusegen.targets.base import Target
 
 WARP_ELEMENTS = 32  # of a row in one lane's registers, where a warp has it,
-PART_WARP_ELEMENTS = 16  # and where a part of one has: 131072 x 256 took 56 us with 16 a lane, 88 with 32
+# and where a part of one has: 131072 x 256 took 56 us with 16 a lane, 88 with 32. Each store of a lane's keys then met
+# seven others in its bank; keys have lain by thread since, and nothing was measured anew
+PART_WARP_ELEMENTS = 16
+DELEGATES_ELEMENTS = 32  # the same where lanes have several delegates
+MOST_DELEGATES = 16  # of a lane, in registers beside its keys
 WARP_PICKS = 32
 TURN_LANES = 8
 WARP_BLOCK_THREADS = 128
@@ -78,6 +87,7 @@ def topk(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
         draft = row_draft(graph, target, layout, vector)
         yield from one_by_one(draft)
         yield from by_warp(draft)
+        yield from by_delegates(draft)
         yield from by_streaming(draft)
 
 
@@ -105,7 +115,7 @@ def by_warp(draft: Draft) -> Iterator[Plan]:
         per_thread = -(-draft.vectors // lanes)
         most = WARP_ELEMENTS if lanes == target.warp else PART_WARP_ELEMENTS
         likely = likely_of_warp(graph.picks, lanes)
-        few = graph.picks <= WARP_PICKS and likely <= LIKELY_SHARE * most_ranked(graph.picks)
+        few = graph.picks <= min(lanes, WARP_PICKS) and likely <= LIKELY_SHARE * most_ranked(graph.picks)
         if few and per_thread * draft.vector <= most and draft.vectors > lanes // 2:
             tile = Tile(WARP_BLOCK_THREADS, lanes, WARP_BLOCK_THREADS // lanes, draft.vector, per_thread)
             way = InWarp(by_rounds(graph.picks, lanes, target), most_ranked(graph.picks))
@@ -113,6 +123,34 @@ def by_warp(draft: Draft) -> Iterator[Plan]:
             if fits(chosen, tile, target):
                 yield candidate(draft, planned, tile, chosen)
         lanes //= 2
+
+
+def by_delegates(draft: Draft) -> Iterator[Plan]:
+    """A few lanes for each row, of which each has several delegates."""
+    graph, target = draft.graph, draft.target
+    planned = picking(graph, draft.accesses, "values")
+    lanes = 2
+    while lanes <= target.warp:
+        per_thread = -(-draft.vectors // lanes)
+        elements = per_thread * draft.vector
+        tile = Tile(WARP_BLOCK_THREADS, lanes, WARP_BLOCK_THREADS // lanes, draft.vector, per_thread)
+        count = delegates_of(graph.picks, lanes, elements)
+        if count and elements <= DELEGATES_ELEMENTS and draft.vectors > lanes // 2:
+            chosen = selection_of(planned, graph.picks, InWarp(False, most_ranked_of_delegates(graph.picks), count))
+            if fits(chosen, tile, target):
+                yield candidate(draft, planned, tile, chosen)
+        lanes *= 2
+
+
+def delegates_of(k: int, lanes: int, elements: int) -> int:
+    """Of a lane: at least k, as a power of two, and enough for a bar that few more than k keys reach; 0 where a lane has
+    too few keys for that."""
+    count = power_from(k)
+    while 2 * count <= min(elements, MOST_DELEGATES) and count * lanes < DELEGATES_FOR_EACH * k:
+        count *= 2
+    likely = likely_of_warp(k, count * lanes) if count * lanes > k else math.inf
+    enough = 2 <= count <= min(elements, MOST_DELEGATES) and likely <= LIKELY_SHARE * most_ranked_of_delegates(k)
+    return count if enough else 0
 
 
 def by_rounds(k: int, lanes: int, target: Target) -> bool:
@@ -272,6 +310,8 @@ def candidate(draft: Draft, planned: Picking, tile: Tile, chosen: Selection) -> 
 
 def registers_of(chosen: Selection, tile: Tile) -> int:
     """NVRTC took 31, 39 and 56 for warps with 8, 16 and 32 elements a lane; hiprtc 61 to 85 for thresholds."""
+    if isinstance(chosen.way, InWarp) and chosen.way.delegates > 1:
+        return 24 + tile.per_thread * tile.vector + chosen.way.delegates
     if not isinstance(chosen.way, Streaming):
         return 24 + tile.per_thread * tile.vector
     return wanted_registers(chosen.way, tile) if chosen.resident else 80
@@ -281,6 +321,8 @@ def choosing_text(chosen: Selection, tile: Tile, cols: int) -> str:
     """What the kernel does, and what it expects of a row whose keys lie in no order."""
     if not isinstance(chosen.way, Streaming):
         how = "one after another" if chosen.one_by_one else "by rank"
+        if isinstance(chosen.way, InWarp) and chosen.way.delegates > 1:
+            how += f" behind {chosen.way.delegates} delegates a lane"
         return f"{chosen.key} in registers, the best {chosen.k} {how}"
     found = expected(chosen, tile, cols)
     cuts = f", cut {'once' if found.cuts == 1 else f'{found.cuts} times'} to the best {chosen.k}" if found.cuts else ""
