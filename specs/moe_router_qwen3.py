@@ -8,6 +8,9 @@ T, E, K = dims("T E K")  # tokens; experts, and those of a token
 
 @chain(T=65536, E=128, K=8)
 def moe_router_qwen3(logits: bf16[T, E]) -> tuple[f32[T, K], i32[T, K]]:
-    """softmax, top-k, renormalised (norm_topk_prob). The row's own sum cancels, so that is the softmax of the k best logits."""
+    """softmax, top-k, renormalised (norm_topk_prob): weights and experts of each token.
+
+    The sum of the whole row cancels, so that this is the softmax of the k best logits.
+    """
     best, experts = F.topk(logits, K)
     return F.softmax(best), experts

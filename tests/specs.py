@@ -20,7 +20,10 @@ CUT = (
 )  # fmt: skip
 VIEWED = {name: chain for name, chain in SHIPPED.items() if chain.graph.viewed and name not in CUT}  # a kernel each
 PROGRAMS = {**{name: SHIPPED[name] for name in CUT}, **VIEWED}
-ALL = {name: chain for name, chain in SHIPPED.items() if name not in PROGRAMS}  # one kernel each
+# whose rows are whole groups, at most a warp's: tests of group limits are for them
+LIMITED = {name: c for name, c in SHIPPED.items() if c.graph.selection is not None and c.graph.selection.limit}
+# one kernel each
+ALL = {name: chain for name, chain in SHIPPED.items() if name not in PROGRAMS and name not in LIMITED}
 # sizes at which a chain of many products is soon run, and small enough that errors leave something to be judged
 FEW = {
     "decode_attention": {"B": 2, "G": 2, "R": 2, "T": 8200, "D": 16},

@@ -138,6 +138,8 @@ def node_text(node: Node, numbers: Mapping[Node, int], places: Mapping[Node, int
         parts.append(f"over {node.over}")
     if node.bare:
         parts.append("bare")
+    if node.limit:
+        parts.append(f"of {node.limit}")
     return " ".join([*parts, *(str(numbers[a]) for a in node.inputs)])
 
 

@@ -64,6 +64,8 @@ def gather_sum(table: Value, ids: Value, weights: Value | None = None) -> Value:
         if weights is not None:
             row = row * weights[(..., number, *ones)]
         total = row if total is None else total + row
+        if number:
+            current().names[total.node] = f"sum_of_{number + 1}"
     assert total is not None
     return total
 

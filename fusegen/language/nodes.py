@@ -110,6 +110,20 @@ class Operator:
         return self.name
 
 
+@dataclass(frozen=True, slots=True)
+class GroupLimit:
+    """A row of `groups` parts of one length: columns are chosen of the `best` of them, whose `by` largest keys add up
+    to most. NaN comes before every number, and of equals the first."""
+
+    groups: int
+    best: int
+    by: int
+
+    def __str__(self) -> str:
+        largest = "largest key" if self.by == 1 else f"{self.by} largest keys' sum"
+        return f"the best {self.best} of {self.groups} groups by their {largest}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
     """One value: an op, its arguments, its shape and value dtype, and where the user wrote it."""
@@ -132,6 +146,7 @@ class Node:
     # of a deal: as many, of which part p has tiles p, p + count, ...
     promote: int | None = None  # of a product: how many of K are summed apart, and then added in f32; 0: all of them
     bare: bool = False  # of top_columns: a row of nothing but -inf stands for NaN, whose columns come in order
+    limit: GroupLimit | None = None  # of top_columns: which groups of a row it chooses from; None: from all of it
     shift: bool = False  # no result depends on it, as on the largest value that a softmax subtracts: no gradient either
 
     @property

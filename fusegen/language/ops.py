@@ -80,8 +80,10 @@ from fusegen.language.elementwise import (
 )  # fmt: skip
 from fusegen.language.gathering import gather, gather_sum, scatter, take_at
 from fusegen.language.graph import MOST_PICKED, Kind, Node, behind
+from fusegen.language.group_limits import limit_of
 from fusegen.language.grouped_products import grouped_matmul
 from fusegen.language.layers import batchnorm, groupnorm, kl_div, rope
+from fusegen.language.nodes import GroupLimit
 from fusegen.language.op_table import OPS
 from fusegen.language.ordering import MASKED, key_of
 from fusegen.language.packing import pack, unpack
@@ -301,7 +303,10 @@ def _largest(name: str, op: str, x: Value, limit: Any) -> Value:
 
 
 @composite
-def topk(x: Value, k: Size, axis: int = -1, sorted: bool = True) -> tuple[Value, Value]:
+def topk(
+    x: Value, k: Size, axis: int = -1, sorted: bool = True, groups: int | None = None, best_groups: int | None = None,
+    by: int = 2,
+) -> tuple[Value, Value]:  # fmt: skip
     """The k largest of each row and their columns (i32), largest first: `values, columns = F.topk(F.softmax(z), 8)`.
 
     NaN comes before every number; equals come by their column, lower first; 0 equals -0. What is -inf is masked and
@@ -317,10 +322,14 @@ def topk(x: Value, k: Size, axis: int = -1, sorted: bool = True) -> tuple[Value,
     k is a number or a dim, at most 1024 and at most the row's length; it is a constant of the kernel. With sorted=False
     and the columns returned, the k may come in any order, the missing last. Further ops on the values see k columns:
     `values / F.sum(values)` renormalises.
+
+    groups=8, best_groups=4, by=2: of 8 equal parts of a row only the 4 are chosen from whose 2 largest add up to most
+    (DeepSeek-V3's routing; by=1: whose largest is largest). The order is then x's own.
     """
     x, back = brought_last("topk", x, axis)
-    columns = _columns("topk", x, k, bool(sorted))
-    values = _taken(x, columns, MASKED[i32] if x.dtype is i32 else key_of(x.node).limit)
+    columns = _columns("topk", x, k, bool(sorted), limit_of(x, groups, best_groups, by))
+    below = -INF if columns.node.limit else key_of(x.node).limit
+    values = _taken(x, columns, MASKED[i32] if x.dtype is i32 else below)
     return back(values), back(columns)
 
 
@@ -375,7 +384,7 @@ def _missing(x: Value, missing: Any) -> Number:
     return found
 
 
-def _columns(name: str, x: Value, k: Size, ordered: bool) -> Value:
+def _columns(name: str, x: Value, k: Size, ordered: bool, limit: GroupLimit | None = None) -> Value:
     need_traced(name, x)
     if not x.shape or x.shape[-1] == 1:
         raise SpecError(f"{name}: {shape_text(x.shape)} has no row to choose from", caller())
@@ -391,7 +400,7 @@ def _columns(name: str, x: Value, k: Size, ordered: bool) -> Value:
     op = OPS["top_columns"]
     with current().operator(name) as operator:
         key = promote(op, [x.node], operator)[0]
-        return Value(Node(op, (key,), (*x.shape[:-1], k), i32, operator, ordered=ordered))
+        return Value(Node(op, (key,), (*x.shape[:-1], k), i32, operator, ordered=ordered, limit=limit))
 
 
 def _taken(x: Value, columns: Value, missing: Number) -> Value:

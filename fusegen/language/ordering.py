@@ -81,7 +81,7 @@ def order_by_keys(graph: Graph) -> Graph:
     for node in graph.nodes:
         inputs, ordered, bare = tuple(made[a] for a in node.inputs), node.ordered, node.bare
         if node.op.name == "top_columns":
-            key = key_of(inputs[0])
+            key = Key(inputs[0], -INF) if node.limit else key_of(inputs[0])
             inputs, ordered, bare = (key.node,), ordered or node not in returned, bare or key.bare
         same = (inputs, ordered, bare) == (node.inputs, node.ordered, node.bare)
         made[node] = node if same else replace(node, inputs=inputs, ordered=ordered, bare=bare)

@@ -90,6 +90,8 @@ def selection_helpers(graph: Graph) -> list[str]:
         return []
     if any(n.bare for n in graph.nodes):
         names["bare"] = None
+    if any(n.limit for n in graph.nodes):
+        names["in_best_groups"] = None
     from fusegen.language.selection import source_of  # imports numpy, which tracing a spec does without
 
     return ["\n\n" + source_of(name).rstrip("\n") for name in names]
@@ -203,6 +205,9 @@ def line_of(node: Node, graph: Graph, names: Any) -> str:
         k = size_of(node.shape[-1], graph.sizes)
         if node.bare:
             arguments[0] = f"bare({arguments[0]})"
+        if node.limit:
+            limit = f"{node.limit.groups}, {node.limit.best}, {node.limit.by}"
+            arguments[0] = f"in_best_groups({arguments[0]}, {limit})"
         return f"{name} = {node.ref.format(*arguments, k=k, missing=number_text(node.missing))}"
     return f"{name} = {node.ref.format(*arguments, missing=number_text(node.missing))}"
 

@@ -34,8 +34,20 @@ def bare(key: Any) -> Array:
     return np.where((key == -np.inf).all(-1, keepdims=True), np.nan, key)
 
 
+def in_best_groups(key: Any, groups: int, best: int, by: int) -> Array:
+    """key in the best groups of its row, whose `by` largest keys add up to most, and -inf in the others. NaN comes
+    first, and of equals the first."""
+    parts = key.reshape(*key.shape[:-1], groups, key.shape[-1] // groups)
+    largest = -np.sort(-parts, -1)[..., :by].sum(-1)
+    score = np.where(np.isnan(parts).any(-1), np.nan, largest)
+    rank = np.argsort(np.lexsort((-score, ~np.isnan(score))), -1)
+    return np.where((rank < best)[..., None], parts, -np.inf).reshape(key.shape)
+
+
 def source_of(name: str) -> str:
     """The text of one of them, as it stands above, without its types: it runs on numpy alone."""
-    functions: dict[str, Callable[..., Array]] = {"top_columns": top_columns, "take": take, "bare": bare}
+    functions: dict[str, Callable[..., Array]] = {
+        "top_columns": top_columns, "take": take, "bare": bare, "in_best_groups": in_best_groups,
+    }  # fmt: skip
     text = inspect.getsource(functions[name])
-    return text.replace(": Any", "").replace("k: int", "k").replace(" -> Array", "")
+    return text.replace(": Any", "").replace(": int", "").replace(" -> Array", "")

@@ -22,7 +22,7 @@ def share_common(graph: Graph) -> Graph:
             continue
         literal = (type(node.literal), repr(node.literal))  # repr tells 0.0 from -0.0 and matches NaN with NaN
         shown = (node.over, node.group, node.size, node.shape, node.dtype, node.view, node.parts)
-        key = (node.op, inputs, literal, repr(node.missing), node.ordered, node.bare, *shown)
+        key = (node.op, inputs, literal, repr(node.missing), node.ordered, node.bare, node.limit, *shown)
         if key not in seen:
             seen[key] = node if inputs == node.inputs else replace(node, inputs=inputs)
         made[node] = seen[key]

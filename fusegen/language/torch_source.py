@@ -16,7 +16,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +36,10 @@ DTYPES: Mapping[str, str] = {
     "i8": "torch.int8", "u8": "torch.uint8", "u32": "torch.uint32",
 }  # fmt: skip
 TAKEN = frozenset(("torch", "F", "device", "constants"))
+IN_BEST_GROUPS = (
+    "torch.where(torch.zeros_like(s := {0}.unflatten(-1, ({groups}, -1)).topk({by}, -1).values.sum(-1)).scatter(-1, "
+    "s.topk({best}, -1).indices, 1.0).bool().repeat_interleave({0}.shape[-1] // {groups}, -1), {0}, -torch.inf)"
+)
 TEXTS: Mapping[str, str] = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
     "abs": "torch.abs({0})", "square": "torch.square({0})", "pow": "{0} ** {1}",
@@ -403,6 +407,8 @@ class Writer:
             if node.shape[-1] == 1 and node not in self.values:
                 return f"torch.argmax({arguments[0]}, -1, keepdim=True)"
             k = size_of(node.shape[-1], self.graph.sizes)
+            if node.limit:
+                arguments[0] = IN_BEST_GROUPS.format(arguments[0], **asdict(node.limit))
             text = template.format(*arguments, k=k, order="" if node.ordered else ", sorted=False")
             return text.removesuffix(".indices") if node in self.values else text
         if node.op.name == "take":  # torch wants as many axes of both

@@ -137,7 +137,8 @@ def selected(graph: Graph) -> str:
     order = "largest first" if graph.selection.ordered else "in any order"
     key = value_names(graph)[graph.selection.inputs[0]]
     never = "-inf never" + (" but in a row of nothing else" if graph.selection.bare else "")
-    return f"{graph.picks} of {graph.cols} columns a row by {key}, {order}; NaN before all, ties by column, {never}"
+    of = f" of {graph.selection.limit}" if graph.selection.limit else ""
+    return f"{graph.picks} of {graph.cols} columns a row by {key}{of}, {order}; NaN before all, ties by column, {never}"
 
 
 def looked_up(graph: Graph) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fusegen.language.graph import Op
+from fusegen.language.nodes import GroupLimit
 from fusegen.language.scans import Way as ScannedWay
 from fusegen.language.types import DType, Shape, f32
 from fusegen.planner.ways import InWarp, OneByOne, Streaming, Way
@@ -537,6 +538,7 @@ class Selection:
     picked: tuple[RowPass, ...]  # passes over the k columns: their loads are gathered
     bare: bool  # of a row of nothing but -inf the first columns are chosen (see fusegen.language.ordering)
     way: Way
+    limit: GroupLimit | None = None  # columns are chosen in a row's best groups alone
     resident: int = 0  # blocks that an SM is to hold, and for which the compiler keeps registers; 0: it is not told
     vote_bytes: int = 0  # static shared memory of the block's votes
 

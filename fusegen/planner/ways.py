@@ -17,9 +17,9 @@ class OneByOne:
 class InWarp:
     """A warp, or a part of it, holds a row. What reaches the k-th of the delegates is ranked by comparison.
 
-    A lane has `delegates`: each the largest of some of its keys. Of one, the k-th is found `by_rounds`, k of them, or as
-    each lane counts how many are ahead of its own. Several are sorted by a network, and lanes merge their best k. More
-    candidates than `most_ranked` are ties: the largest is then taken out k times.
+    A lane has `delegates`: each the largest of some of its keys. Of one, the k-th is found `by_rounds`, k of them, or
+    as each lane counts how many are ahead of its own. Several are sorted by a network, and lanes merge their best k.
+    More candidates than `most_ranked` are ties: the largest is then taken out k times.
     """
 
     by: ClassVar[Literal["warp"]] = "warp"

@@ -228,6 +228,8 @@ def selection(graph: Graph) -> list[str]:
     chosen, key = before.selection.inputs[0], graph.selection.inputs[0]
     order = "best first" if graph.selection.ordered else "in any order"
     lines = [f"{graph.picks:,} of {graph.cols:,} columns of each row, {order}, by {names[key]}"]
+    if graph.selection.limit:
+        lines.append(f"of {graph.selection.limit}")
     if chosen is not key:
         lines.append(
             f"not by {value_names(before)[chosen]}, which rises with {names[key]} along a row: the order is the same, "

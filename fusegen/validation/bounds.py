@@ -50,7 +50,7 @@ from fusegen.validation.carried import (
     carried_product,
     exponentials,
 )
-from fusegen.validation.columns import chosen_columns, missing_places, taken
+from fusegen.validation.columns import chosen_columns, in_best_groups, missing_places, taken
 from fusegen.validation.formulas import apply, formula
 from fusegen.validation.largest import in_order, largest_kept
 from fusegen.validation.products import (
@@ -165,6 +165,8 @@ def selection_key(selection: Node, table: Mapping[Node, Bounded]) -> Bounded:
     found = held(table[key])
     if key.dtype is i32:
         return Bounded(np.where(found.value == MASKED[i32], -np.inf, found.value), found.error)
+    if selection.limit:
+        return in_best_groups(found, selection.limit)
     return bounded(bare(found.value), found.error) if selection.bare else found
 
 

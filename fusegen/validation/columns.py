@@ -18,7 +18,10 @@ from typing import Any
 import numpy as np
 
 from fusegen.language.graph import Tensor
+from fusegen.language.nodes import GroupLimit
+from fusegen.language.selection import in_best_groups as in_groups_meant
 from fusegen.language.selection import take, top_columns
+from fusegen.language.types import f32
 from fusegen.validation.bounded import Bounded, bounded, exact
 from fusegen.validation.compare import Compared
 
@@ -66,6 +69,50 @@ def keys_of(key: Bounded, rows: tuple[int, ...]) -> Keys:
 def ranked(value: Array) -> Array:
     """A number's place in the order: itself, but for infinity and NaN above it."""
     return np.where(np.isnan(value), NAN_RANK, np.where(value == np.inf, INFINITE, value))
+
+
+def in_best_groups(key: Bounded, limit: GroupLimit) -> Bounded:
+    """Keys of the row's best groups alone, the others masked; in doubt it may be either.
+
+    A group's score is the sum of its largest keys, rounded once. Of two groups one is surely ahead where the least that
+    its score may be exceeds the most of the other's; groups whose largest keys are exact and the same come in order.
+    """
+    parts = key.value.reshape(*key.value.shape[:-1], limit.groups, key.value.shape[-1] // limit.groups)
+    error = np.broadcast_to(key.error, key.value.shape).reshape(parts.shape)
+    order = np.argsort(np.where(np.isnan(parts), -np.inf, -parts), -1, kind="stable")[..., : limit.by]
+    known = np.isfinite(error).all(-1)
+    spread = np.where(np.isfinite(error), error, 0.0)
+    low, high = (scored(end, limit.by) for end in (parts - spread, parts + spread))
+    if limit.by > 1:
+        rounded = np.abs(np.where(np.isfinite(low), low, 0.0)) * 2.0**-24 + 2.0**-149
+        low, high = low - np.where(np.isfinite(low), rounded, 0.0), high + np.where(np.isfinite(high), rounded, 0.0)
+        low, high = in_f32(low), in_f32(high)
+    low, high = np.where(known, low, -np.inf), np.where(known, high, NAN_RANK)
+    best = np.take_along_axis(parts, order, -1)
+    surely = (error == 0).all(-1)
+    same = (ranked(best)[..., :, None, :] == ranked(best)[..., None, :, :]).all(-1)
+    same &= surely[..., :, None] & surely[..., None, :]
+    place = np.arange(limit.groups)
+    first = same & (place[None, :] < place[:, None])
+    certain = (first | (~same & (low[..., None, :] > high[..., :, None]))).sum(-1)
+    possible = (first | (~same & (high[..., None, :] >= low[..., :, None]))).sum(-1)
+    kept, out = (possible < limit.best)[..., None], (certain >= limit.best)[..., None]
+    meant = in_groups_meant(key.value, limit.groups, limit.best, limit.by)
+    found = np.where(kept, error, np.where(out, 0.0, np.inf)).reshape(key.value.shape)
+    value = np.where(np.broadcast_to(out, parts.shape).reshape(meant.shape), -np.inf, meant)
+    return bounded(np.where(np.broadcast_to(kept, parts.shape).reshape(meant.shape), key.value, value), found)
+
+
+def in_f32(score: Array) -> Array:
+    """What is beyond f32's range is an infinity."""
+    beyond = np.where(score > f32.largest, np.maximum(score, INFINITE), score)
+    return np.where(beyond < -f32.largest, -np.inf, beyond)
+
+
+def scored(parts: Array, by: int) -> Array:
+    """The sum of each group's largest, as a place in the order."""
+    largest = -np.sort(-parts, -1)[..., :by].sum(-1)
+    return ranked(np.where(np.isnan(parts).any(-1), np.nan, largest))
 
 
 # ---------------------------------------------------------------- in the analysis

@@ -163,7 +163,7 @@ __device__ __forceinline__ unsigned lanes_sum_below(unsigned v) {
 
 // what the threads of a block share: of 8 rows
 struct alignas(16) Picker {
-  float keys[8][256];
+  float keys[16][128];  // of each thread
   Entry candidates[8][68];
   Entry picks[8][8];  // what is chosen, the best first
 };
@@ -240,7 +240,6 @@ router_topk(
   float peak = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = (v * row_threads + lane) * 8;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       keys[v][j] = -INFINITY;
@@ -249,7 +248,7 @@ router_topk(
         keys[v][j] = scores;
       }
       peak = larger(peak, keys[v][j]);
-      picker.keys[at][col + j] = keys[v][j];  // registers have no addresses, these have
+      picker.keys[v * 8 + j][threadIdx.x] = keys[v][j];  // registers have no addresses, these have
     }
   }
   const unsigned best = order_of(peak);
@@ -279,7 +278,7 @@ router_topk(
       #pragma unroll 1
       for (int i = 0; i < 16; ++i) {
         const int own_col = (i / 8 * 16 + lane) * 8 + i % 8;
-        const float key = picker.keys[at][own_col];
+        const float key = picker.keys[i][threadIdx.x];
         const Entry entry = entry_of(key, own_col);
         if (!(key <= -INFINITY) && entry < last && entry > best_entry) best_entry = entry;
       }
@@ -297,7 +296,7 @@ router_topk(
       const int i = 31 - __clz(static_cast<int>(passing & (0u - passing)));  // the lowest bit that is set
       const int own_col = (i / 8 * 16 + lane) * 8 + i % 8;
       passing &= passing - 1;
-      picker.candidates[at][place] = entry_of(picker.keys[at][own_col], own_col);
+      picker.candidates[at][place] = entry_of(picker.keys[i][threadIdx.x], own_col);
     }
     if (lane < 4) picker.candidates[at][all + lane] = 0;  // as many as are compared at a time
     meet();

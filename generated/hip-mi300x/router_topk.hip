@@ -8,14 +8,15 @@
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // selects  8 of 256 columns a row by scores, largest first; NaN before all, ties by column, -inf never
-// tile     16 threads a row, 8 rows a block; scores in registers, the best 8 by rank
+// tile     16 threads a row, 8 rows a block; scores in registers, the best 8 by rank behind 8 delegates
+//          a lane
 // traffic  75.5 MB moved, 75.5 MB ideal, 283.6 MB unfused in 4 launches
-// floor    14.2 us at 5.3 TB/s; memory-bound at 3.76 flop/B
+// floor    14.2 us at 5.3 TB/s; instruction-bound at 3.76 flop/B
 // needs    rows of 256 elements, next to each other; scores: address and strides in multiples of 16 B
 //
-// method   register-resident top-k by 16 lanes a row. The largest key of each lane is its delegate (Dr.
-//          Top-k, Gaihre et al., SC 2021); what reaches the best delegates is ranked by counting what
-//          is larger
+// method   register-resident top-k by 16 lanes a row. The largest of every few keys of a lane is their
+//          delegate (Dr. Top-k, Gaihre et al., SC 2021); a network (Batcher, AFIPS 1968) finds the 8
+//          best, and what reaches them is ranked by counting what is larger
 // sections bar       the least of the 8 largest delegates
 //          collect   the keys that reach the bar are candidates
 //          rank      by the number of larger candidates; where ties make too many, repeated argmax
@@ -136,14 +137,41 @@ __device__ __forceinline__ void meet() {
   __builtin_amdgcn_wave_barrier();
 }
 
-// the largest over the lanes of a row
-__device__ __forceinline__ unsigned lanes_most(unsigned v) {
+// the larger of two comes first; NaN is above all numbers
+__device__ __forceinline__ void exchange(float& a, float& b) {
+  const float less = fminf(a, b);
+  a = larger(a, b);
+  b = less;
+}
+
+// 8 delegates that fall and then rise, in order: the largest first
+__device__ __forceinline__ void merge_delegates(float (&delegates)[8]) {
   #pragma unroll
-  for (int step = 8; step > 0; step /= 2) {
-    const unsigned other = __shfl_xor(v, step);
-    v = v > other ? v : other;
+  for (int step = 4; step > 0; step /= 2) {
+    #pragma unroll
+    for (int q = 0; q < 8; ++q) {
+      if (!(q & step)) exchange(delegates[q], delegates[q + step]);
+    }
   }
-  return v;
+}
+
+// a lane's delegates in order, the largest first: Batcher's bitonic network
+__device__ __forceinline__ void sort_delegates(float (&delegates)[8]) {
+  #pragma unroll
+  for (int size = 2; size <= 8; size *= 2) {
+    #pragma unroll
+    for (int step = size / 2; step > 0; step /= 2) {
+      #pragma unroll
+      for (int q = 0; q < 8; ++q) {
+        if (q & step) continue;
+        if (q & size) {
+          exchange(delegates[q + step], delegates[q]);
+        } else {
+          exchange(delegates[q], delegates[q + step]);
+        }
+      }
+    }
+  }
 }
 
 // the sum of v over this lane of the row's and those below it
@@ -158,11 +186,11 @@ __device__ __forceinline__ unsigned lanes_sum_below(unsigned v) {
 
 // what the threads of a block share: of 8 rows
 struct alignas(16) Picker {
-  float keys[8][256];
-  Entry candidates[8][68];
+  float keys[16][128];  // of each thread
+  Entry candidates[8][36];
   Entry picks[8][8];  // what is chosen, the best first
 };
-static_assert(sizeof(Picker) <= 13056, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 11008, "the launch's shared memory");
 
 extern "C" __global__ void __launch_bounds__(128)
 router_topk(
@@ -231,13 +259,15 @@ router_topk(
   const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
   // ---- bar
-  // the 8 best of the lanes' largest keys make a bar, which 8 keys reach and few more do
+  // a lane's 8 delegates are the largest of every 8th of its keys; the 8 best of a row make a bar, which 8 keys
+  // reach and few more do
   const int at = threadIdx.x / 16;  // the row's place in the block
   float keys[2][8];
-  float peak = -INFINITY;
+  float delegates[8];
+  #pragma unroll
+  for (int q = 0; q < 8; ++q) delegates[q] = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = (v * row_threads + lane) * 8;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       keys[v][j] = -INFINITY;
@@ -245,15 +275,21 @@ router_topk(
         const float scores = widened(scores_vec[v].at[j]);
         keys[v][j] = scores;
       }
-      peak = larger(peak, keys[v][j]);
-      picker.keys[at][col + j] = keys[v][j];  // registers have no addresses, these have
+      delegates[(v * 8 + j) % 8] = larger(delegates[(v * 8 + j) % 8], keys[v][j]);
+      picker.keys[v * 8 + j][threadIdx.x] = keys[v][j];  // registers have no addresses, these have
     }
   }
-  const unsigned best = order_of(peak);
-  unsigned ahead = 0;
+  sort_delegates(delegates);
   #pragma unroll
-  for (int other = 1; other < 16; ++other) ahead += __shfl_xor(best, other) > best;
-  const unsigned order = ~lanes_most(ahead < 8 ? ~best : 0);  // the least that fewer than 8 lanes exceed
+  for (int step = 1; step < 16; step *= 2) {  // the best 8 of both lanes
+    float beyond_lane[8];
+    #pragma unroll
+    for (int q = 0; q < 8; ++q) beyond_lane[q] = __shfl_xor(delegates[7 - q], step);
+    #pragma unroll
+    for (int q = 0; q < 8; ++q) delegates[q] = larger(delegates[q], beyond_lane[q]);
+    merge_delegates(delegates);
+  }
+  const unsigned order = order_of(delegates[7]);
   const float bar = key_at(order < infinite ? order > masked ? order : masked + 1 : infinite);
 
   // ---- collect
@@ -268,7 +304,7 @@ router_topk(
   const unsigned all = __shfl(upto, 15, 16);
 
   // ---- rank
-  if (vote(all > 64)) {  // ties: the best one is found 8 times, each time below the last one
+  if (vote(all > 32)) {  // ties: the best one is found 8 times, each time below the last one
     Entry last = ~Entry(0);
     #pragma unroll 1
     for (int r = 0; r < 8; ++r) {
@@ -276,7 +312,7 @@ router_topk(
       #pragma unroll 1
       for (int i = 0; i < 16; ++i) {
         const int own_col = (i / 8 * 16 + lane) * 8 + i % 8;
-        const float key = picker.keys[at][own_col];
+        const float key = picker.keys[i][threadIdx.x];
         const Entry entry = entry_of(key, own_col);
         if (!(key <= -INFINITY) && entry < last && entry > best_entry) best_entry = entry;
       }
@@ -294,7 +330,7 @@ router_topk(
       const int i = 31 - __clz(static_cast<int>(passing & (0u - passing)));  // the lowest bit that is set
       const int own_col = (i / 8 * 16 + lane) * 8 + i % 8;
       passing &= passing - 1;
-      picker.candidates[at][place] = entry_of(picker.keys[at][own_col], own_col);
+      picker.candidates[at][place] = entry_of(picker.keys[i][threadIdx.x], own_col);
     }
     if (lane < 4) picker.candidates[at][all + lane] = 0;  // as many as are compared at a time
     meet();

@@ -18,7 +18,7 @@ from fusegen.measuring.operands import operands as operands_to_time
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, RowPlan, Source
 from fusegen.reporting.explaining import accesses
-from fusegen.runtime import Kernel, finding
+from fusegen.runtime import Kernel, Program, finding
 from fusegen.targets import H200, Target
 from fusegen.validation import validate
 from tests.row_plans import row_plans
@@ -358,6 +358,7 @@ def test_one_kernel_looks_up_a_table_by_several_indices() -> None:
         return F.gather(table, a) - F.gather(table, b)
 
     kernel = fusegen.compile(twice, H200, on="emulator")
+    assert isinstance(kernel, Program)
     assert len(kernel.plan.steps) == 1
     table = np.arange(72, dtype=np.float32).reshape(9, 8)
     a, b = np.array([[3], [0], [-1], [8]], np.int32), np.array([[3], [9], [2], [1]], np.int32)
@@ -383,6 +384,7 @@ def bagged(table: bf16[V, N], ids: i32[M, 3], weights: f32[M, 3]) -> f32[M, N]:
 @pytest.mark.parametrize("target", ["cuda:h200", "cuda:a100", "hip:mi300x"])
 def test_rows_that_several_indices_name_add_up_in_one_kernel(target: str) -> None:
     kernel = fusegen.compile(bagged, target, on="emulator")
+    assert isinstance(kernel, Program)
     assert len(kernel.plan.steps) == 1
     rng = np.random.default_rng(5)
     table = rng.standard_normal((50, 24)).astype(np.float32).astype(bf16.numpy)
@@ -409,4 +411,3 @@ def test_what_gather_sum_takes() -> None:
     refused(i32[M], f32[M], "found ids \\[M\\], wanted several a row")
     refused(i32[M, 2], f32[M, 3], "found weights \\[M, 3\\] for ids \\[M, 2\\]; wanted one for each id")
     refused(f32[M, 2], f32[M, 2], "found ids of f32, wanted i32")
-

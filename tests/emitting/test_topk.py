@@ -611,24 +611,3 @@ def test_sums_of_rows_far_from_zero(name: str) -> None:
     wanted = top_columns(x, 17)
     assert (columns == wanted).all()
     assert values == pytest.approx(np.take_along_axis(e / e.sum(axis=1, keepdims=True), wanted, 1), rel=2e-5, abs=1e-12)
-
-
-@chain(M=13, V=40, K=3)
-def ranked(x: bf16[M, V]) -> tuple[f32[M, K], i32[M, K]]:
-    return F.topk(x, K)
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 5, 8, 13])
-@pytest.mark.parametrize("name", TARGETS)
-def test_lanes_with_several_delegates_choose_the_best(name: str, k: int) -> None:
-    """Of short rows, of ties, of NaN and of what is masked, by every number of lanes and delegates."""
-    tried = set()
-    for cols in (24, 64, 129):
-        for plan in plans_of(ranked, name, V=cols, K=k):
-            assert plan.selection is not None
-            lanes = (plan.tile.threads_per_row, plan.selection.delegates)
-            if plan.selection.delegates > 1 and lanes not in tried:
-                tried.add(lanes)
-                report = validate(kernel(plan), quick=True)
-                assert report.ok, f"{plan.configuration}\n{report}"
-    assert tried or k > 8

@@ -137,10 +137,11 @@ class SpelledPass:
     results: tuple[str, ...] = ()
     behind: list[str]
     runs: tuple[SpelledPass, ...] = ()  # over parts of the thread's vectors, one after another
+    reads_alone: bool = False  # nothing is made of what its first loop has read
 
     @property
     def sections(self) -> tuple[SpelledPass, ...]:
-        return self.runs or (self,)
+        return self.runs or (() if self.reads_alone else (self,))
 
 
 class Passes(Part):
@@ -170,8 +171,11 @@ class Passes(Part):
         copies = self.copied(row_pass)
         arrays, reads, shifts = self.reads(row_pass, ahead)
         outputs = tuple(self.outputs(row_pass))
+        made = (*row_pass.body, *row_pass.keeps, *row_pass.scans, *row_pass.reductions, *row_pass.parts)
+        idle = not (made or row_pass.stores or row_pass.groups or shifts)
         return replace(
             self.around(number, row_pass),
+            reads_alone=idle and ahead and bool(reads),
             parts=tuple(self.reductions.part(r) for r in row_pass.reductions),
             singles=self.remainder_singles(row_pass),
             packed=tuple(self.vectors.packed_calls(row_pass)),
@@ -187,7 +191,7 @@ class Passes(Part):
             asks=tuple(self.prefetching.asks(row_pass)),
             takes=tuple(self.prefetching.takes(row_pass)),
             whole="" if self.plan.flat else self.frame.whole(),
-            body=[] if row_pass.groups else self.elements.body(row_pass, ahead),
+            body=[] if row_pass.groups or idle else self.elements.body(row_pass, ahead),
             stages=tuple(self.stages(row_pass, ahead)),
             vector_reductions=tuple(r.part for r in row_pass.reductions if r.kind == "softmax"),
             outputs=outputs,

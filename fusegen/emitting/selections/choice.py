@@ -86,6 +86,7 @@ class Choice(Part, ABC):
         return {
             "key": key,
             "key_array": key.split("[")[0] + "".join(f"[{size}]" for size in sizes),
+            "key_place": number,
             "key_number": f"({number})" if " " in number else number,
             "key_col": "col + j" if self.at_j else "col",
             "elements": tile.per_thread * tile.vector,

@@ -26,9 +26,9 @@ BY_TEAM = (
     "et al., SC 2021); what reaches the best delegates is ranked by counting what is larger"
 )
 BY_DELEGATES = (
-    "register-resident top-k by {lanes} lanes a row. The largest of every few keys of a lane is their delegate (Dr. Top-k, "
-    "Gaihre et al., SC 2021); a network (Batcher, AFIPS 1968) finds the {k} best, and what reaches them is ranked by "
-    "counting what is larger"
+    "register-resident top-k by {lanes} lanes a row. The largest of every few keys of a lane is their delegate (Dr. "
+    "Top-k, Gaihre et al., SC 2021); a network (Batcher, AFIPS 1968) finds the {k} best, and what reaches them is "
+    "ranked by counting what is larger"
 )
 HELD = (
     "register-resident top-k for few columns. The largest key of each thread is its delegate (Dr. Top-k, Gaihre et "
@@ -79,6 +79,8 @@ def sections_of(plan: RowPlan) -> Iterator[tuple[str, str]]:
         yield "keys", "as integers of the same order, in registers"
         yield "choose", "the largest key of all lanes, the first where several are equal; then it is masked"
     elif isinstance(way, InWarp):
+        if plan.selection.limit:
+            yield "groups", f"of a row, the best {plan.selection.limit.best}: the keys of others are masked"
         yield "bar", f"the least of the {k} largest delegates" if k > 1 else "the largest delegate"
         yield "collect", "the keys that reach the bar are candidates"
         yield "rank", "by the number of larger candidates; where ties make too many, repeated argmax"

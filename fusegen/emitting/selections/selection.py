@@ -24,6 +24,7 @@ from fusegen.emitting.selections.warp import WarpChoice
 from fusegen.language.types import DType, f32, i32
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, RowPass, RowPlan, Store
+from fusegen.planner.parts import used_by
 from fusegen.planner.selections.choosing import MOST_COMPARED_CANDIDATES
 from fusegen.planner.selections.picker import picker
 from fusegen.planner.ways import InWarp, LargeK, OneByOne, SmallK, Streaming, Way
@@ -46,6 +47,7 @@ class PickedPass:
 
     title: list[str]
     parts: list[Mapping[str, str]]
+    names_column: bool
     body: list[str]
     results: list[str]
     behind: list[str]
@@ -142,10 +144,12 @@ class SelectionSpeller:
     def picked_pass(self, number: int, row_pass: RowPass) -> PickedPass:
         count = len(self.selection.picked)
         what = f"of {count} " if count > 1 else ""
+        asked = used_by(row_pass.body) | {r.value for r in row_pass.reductions} | {s.value for s in row_pass.stores}
         title = f"the {self.selection.k} chosen, pass {number} {what}over them: {row_pass.title}"
         return PickedPass(
             title=textwrap.wrap(title, WIDTH, subsequent_indent="  "),
             parts=[self.reductions.part(r) for r in row_pass.reductions],
+            names_column=bool(row_pass.loads) or self.selection.columns in asked,
             body=element_lines(
                 row_pass, Element(self.gathered, self.write_at_rank, self.reductions.update), self.words
             ),
@@ -164,7 +168,8 @@ class SelectionSpeller:
         return f"{self.frame.pointer(store.access)}[{self.rank()}] = {value};"
 
     def picked_results(self, r: Reduction) -> list[str]:
-        return self.reductions.results(r, self.picked_function(reducer_of(r.kind, r.dtype).function))
+        clustered = self.plan.tile.cluster > 1
+        return self.reductions.results(r, self.picked_function(reducer_of(r.kind, r.dtype).function) * clustered)
 
     def picked_function(self, function: str) -> str:
         """Only one block of a cluster goes on behind the selection."""
@@ -174,7 +179,10 @@ class SelectionSpeller:
         """Those of passes over the row, and over the chosen columns."""
         whole = self.reductions.row_reduces()
         kinds = dict.fromkeys((r.kind, r.dtype) for row_pass in self.selection.picked for r in row_pass.reductions)
-        behind = [self.reductions.row_reduce(*kind) for kind in kinds]
+        behind = [
+            self.reductions.row_reduce(*kind) for kind in kinds
+            if self.plan.tile.cluster > 1 or not self.reductions.has_rows_alone(reducer_of(*kind))
+        ]  # fmt: skip
         if self.plan.tile.cluster > 1:
             threads, name = self.plan.threads, self.picked_function
             return [*whole, *(replace(r, threads=threads, clustered=False, function=name(r.function)) for r in behind)]

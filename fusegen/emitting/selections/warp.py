@@ -57,6 +57,9 @@ class WarpChoice(Choice):
             "merged": chosen,
             "delegate_partner": self.spelling.shuffle_xor.format(f"delegates[{chosen - 1} - q]", "step"),
             "own_col": own,
+            "team_names_col": self.names_col(),
+            "asks_col": self.names_col(),
+            **self.groups(),
             "best_partner": self.spelling.shuffle_xor.format("best", "other"),
             "from_last_lane": self.spelling.shuffle.format("upto", lanes - 1, lanes),
             "shuffle_up": functions["shuffle_up"][0],
@@ -66,6 +69,23 @@ class WarpChoice(Choice):
             "entry_partner": self.spelling.shuffle_xor.format("best_entry", "step"),
             "lanes_guard": self.lanes_guard(),
             "lanes_body": self.lanes_body(),
+        }
+
+    def groups(self) -> Mapping[str, Any]:
+        """Where columns are chosen of a row's best groups: a vector's place among its row's, and those of a group."""
+        if not self.selection.limit:
+            return {}
+        tile, lanes = self.plan.tile, self.plan.tile.threads_per_row
+        place = f"v * {lanes} + lane" if self.at_v else "lane"
+        count = self.plan.cols // self.selection.limit.groups // tile.vector
+        whole = tile.per_thread * lanes * tile.vector == self.plan.cols
+        return {
+            "vector_place": place,
+            "asks_col": not whole,
+            "in_row": "" if whole else f"col < {self.frame.cols} && ",
+            "group_vectors": count,
+            "own_group": place if count == 1 else f"{f'({place})' if self.at_v else place} / {count}",
+            "group_place": "own_group" if count == 1 else f"own_group * {count} + i",
         }
 
     def by_shuffles(self, ctype: str, order: str) -> tuple[str, ...]:

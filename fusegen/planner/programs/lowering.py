@@ -29,7 +29,17 @@ from fusegen.language.types import TensorType, i32
 from fusegen.language.views import View, made
 from fusegen.planner.programs.cutting import made_of_arrays
 from fusegen.planner.programs.grouping import groups_in_rows
-from fusegen.planner.programs.seen import lies_across, name_of_view, once, part_name, side, size_name, turned, within
+from fusegen.planner.programs.seen import (
+    behind_rows,
+    lies_across,
+    name_of_view,
+    once,
+    part_name,
+    side,
+    size_name,
+    turned,
+    within,
+)
 
 
 class NotOneStep(Exception):
@@ -99,7 +109,7 @@ class Lowering:
         self.alike = alike  # are results of one shape written in the same parts?
         self.made: dict[tuple[Node, View, bool], Node] = {}
         self.inputs: dict[tuple[str, View, int], Tensor] = {}
-        self.looked_up: dict[tuple[str, View], list[Node]] = {}  # by which indices rows of an operand are read
+        self.looked_up: dict[tuple[Node, View], dict[Node, int]] = {}  # the indices of an operand's rows, in turn
         self.names: dict[Node, str] = {}
         self.dims: dict[Size, Dim] = {}
         self.taken = {t.name for t in (*graph.inputs, *graph.outputs)} | set(graph.sizes)
@@ -327,10 +337,8 @@ class Lowering:
             view = view.sliced(None)
         key = (tensor.name, view, turn)
         if key not in self.inputs:
-            if turn:
-                name = self.free(tensor.name)
-            elif view.is_identity or self.whole_by(view, node):
-                name = tensor.name
+            if view.is_identity or self.whole_by(view, node):
+                name = self.free(tensor.name) if turn else tensor.name
             else:
                 name = self.free(name_of_view(self.graph, node, view) or part_name(tensor.name, view, self.graph.sizes))
             index = min((n.operator.index for n in self.graph.nodes), default=0) - 1
@@ -464,10 +472,8 @@ class Lowering:
             source, shown = source.inputs[0], self.composed(shown, step, node)
         if source.op.kind is not Kind.INPUT:
             raise NotOneStep(table, f"{node.operator} reads rows that an index names, of a value that is computed")
-        indices = self.looked_up.setdefault((self.graph.tensor_of[source].name, shown), [])
-        if found not in indices:
-            indices.append(found)
-        rows = self.operand(source, shown, indices.index(found))
+        turns = self.looked_up.setdefault((source, shown), {})
+        rows = self.operand(source, shown, turns.setdefault(found, len(turns)))
         return replace(node, inputs=(rows, found), shape=broadcast(found.shape, shape))
 
     def at_index(
@@ -592,16 +598,3 @@ class Lowering:
         if size not in self.dims:
             self.dims[size] = Dim(self.free(size_name(size)))
         return self.dims[size]
-
-
-ANCHORED = (Kind.REDUCE, Kind.GROUP, Kind.SCAN, Kind.PRODUCT, Kind.SELECT, Kind.JOIN)
-
-
-def behind_rows(graph: Graph) -> set[Node]:
-    """What depends on a reduction, a scan, a product, a selection, a join or a column that is taken: views of it are
-    made where it is written."""
-    found: set[Node] = set()
-    for node in graph.nodes:
-        if node.op.kind in ANCHORED or node.op.name == "take_at" or any(a in found for a in node.inputs):
-            found.add(node)
-    return found

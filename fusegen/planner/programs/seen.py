@@ -155,3 +155,16 @@ def side(view: View, factor: Node, node: Node, rows: bool) -> View:
     base = (*outer.base, *((size,) for size in factor.shape[-2:]))
     columns = (*leading, *((along, depth) if rows else (depth, along)))
     return made((*outer.shape, *last), base, column(view.offset[own], 0, outer.offset), columns)
+
+
+ANCHORED = (Kind.REDUCE, Kind.GROUP, Kind.SCAN, Kind.PRODUCT, Kind.SELECT, Kind.JOIN)
+
+
+def behind_rows(graph: Graph) -> set[Node]:
+    """What depends on a reduction, a scan, a product, a selection, a join or a column that is taken: views of it are
+    made where it is written."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.op.kind in ANCHORED or node.op.name == "take_at" or any(a in found for a in node.inputs):
+            found.add(node)
+    return found

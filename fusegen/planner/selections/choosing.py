@@ -55,6 +55,8 @@ KEY_SLOTS = 8.0  # kept in shared memory, made a delegate, compared with the bar
 EXCHANGE_SLOTS = 2.0  # the larger and the lesser of two
 OWN_CANDIDATE_SLOTS = 20.0  # found among a lane's keys
 RANK_SLOTS = 14.0  # a candidate beside four others
+GROUP_KEY_SLOTS = 4.0  # the largest two of a vector, and whether its group is one of the best
+GROUP_SLOTS = 5.0  # two groups compared, or a vector's largest among those of its group
 # ---- waiting of a block: cycles of an instruction, and microseconds
 ALONE_CYCLES = 2.8  # when its scheduler has no other warp; each one that it has adds a cycle
 NETWORK_CYCLES = 1.0  # the same of a network that sorts: several exchanges wait for none of each other
@@ -259,6 +261,10 @@ def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice)
             + ORDER_SLOTS * elements
             + selection.k * (TURN_ELEMENT_SLOTS * elements + TURN_STEP_SLOTS * lanes + TURN_PICK_SLOTS)
         )
+    if selection.limit:
+        groups = selection.limit.groups
+        thread += GROUP_KEY_SLOTS * tile.per_thread * tile.vector
+        thread += GROUP_SLOTS * (groups + graph.cols / tile.vector) / tile.threads_per_row + GROUP_SLOTS * groups
     if isinstance(way, InWarp) and way.delegates > 1:
         return thread + KEY_SLOTS * tile.per_thread * tile.vector + of_delegates(way, selection.k, tile, choice)
     if not isinstance(way, Streaming):

@@ -33,6 +33,13 @@ def of_warp(selection: Selection, way: OneByOne | InWarp, tile: Tile) -> Iterato
     if isinstance(way, InWarp):
         yield member(KEY_TYPES[selection.dtype], "of each thread", keys=(tile.per_thread * tile.vector, tile.threads))
         yield member("Entry", candidates=(rows, way.most_ranked + COMPARED_CANDIDATES))
+    if limit := selection.limit:
+        vectors = (rows, tile.per_thread * tile.threads_per_row)
+        yield member(
+            "float", "the largest of each vector", tops=vectors, **({"seconds": vectors} if limit.by > 1 else {})
+        )
+        yield member("Entry", "the order of each group's score, and its place", scores=(rows, limit.groups))
+        yield member("int", "is it one of the best?", in_best=(rows, limit.groups))
     yield member("Entry", "what is chosen, the best first", picks=(rows, selection.k))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Extent, Graph, Kind, Node
+from fusegen.language.nodes import GroupLimit
 from fusegen.language.types import DType
 from fusegen.planner.model import Access, Body, Keeps, Load, Reduction, ReductionKind, RowPass, Store
 from fusegen.planner.ranges import fits
@@ -29,6 +30,7 @@ class Picking:
     values: str
     picked: tuple[RowPass, ...]
     bare: bool
+    limit: GroupLimit | None
 
     @property
     def adds_up(self) -> bool:
@@ -163,6 +165,7 @@ class PickingScheduler(Scheduler):
             values=self.names[held[0]] if held else "",
             picked=picked,
             bare=self.columns.bare,
+            limit=self.columns.limit,
         )
 
 

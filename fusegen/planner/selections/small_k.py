@@ -54,6 +54,8 @@ def small_k(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
 def need_one_pass(graph: Graph, planned: Picking, rule: str) -> None:
     """Raises NoMatch where the row is passed over for more than its keys and what is one value a row."""
     assert graph.selection is not None
+    if graph.selection.limit:
+        raise NoMatch(f"columns are chosen of {graph.selection.limit}; {rule} chooses from whole rows")
     chooses = f"{graph.selection.operator} at {graph.selection.where} chooses by {planned.key}"
     *before, last = planned.schedule.passes
     if before:

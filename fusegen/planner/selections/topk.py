@@ -22,8 +22,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusegen.language.graph import Extent, Graph, Kind, behind
+from fusegen.language.nodes import GroupLimit
 from fusegen.language.types import f32, i32
-from fusegen.planner.matching import need_countable, need_selection
+from fusegen.planner.matching import NoMatch, need_countable, need_selection
 from fusegen.planner.model import Layout, Plan, RowPlan, Selection, Tile
 from fusegen.planner.pieces import row_threads_text, vector_widths, words_of
 from fusegen.planner.rows.assembly import Choosing, Draft, assemble, row_draft
@@ -57,6 +58,7 @@ WARP_ELEMENTS = 32  # of a row in one lane's registers, where a warp has it,
 # seven others in its bank; keys have lain by thread since, and nothing was measured anew
 PART_WARP_ELEMENTS = 16
 DELEGATES_ELEMENTS = 32  # the same where lanes have several delegates
+FEWEST_WARPS = 2  # of a scheduler: one loads while another chooses
 MOST_DELEGATES = 16  # of a lane, in registers beside its keys
 WARP_PICKS = 32
 TURN_LANES = 8
@@ -83,12 +85,32 @@ def topk(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     """Every legal part of a warp, block and cluster."""
     need_selection(graph, "topk", (f32, i32))
     need_countable(graph.cols)
+    if limit := need_selection(graph, "topk", (f32, i32)).limit:
+        yield from within_groups(graph, target, layout, limit)
+        return
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
         yield from one_by_one(draft)
         yield from by_warp(draft)
         yield from by_delegates(draft)
         yield from by_streaming(draft)
+
+
+def within_groups(graph: Graph, target: Target, layout: Layout, limit: GroupLimit) -> Iterator[Plan]:
+    """Parts of a warp for each row, whose vectors lie in one group each. Raises NoMatch for rows that are longer."""
+    size, rest = divmod(graph.cols, limit.groups)
+    said = f"topk chooses of {limit}"
+    if rest or size < limit.by:
+        raise NoMatch(f"{said}, and a row of {graph.cols} has no {limit.groups} groups of {limit.by} or more")
+    found = False
+    for vector in sorted({math.gcd(width, size) for width in vector_widths(graph, layout)}, reverse=True):
+        draft = row_draft(graph, target, layout, vector)
+        for plan in (*by_warp(draft), *by_delegates(draft)):
+            found = True
+            yield plan
+    if not found:
+        most = target.warp * WARP_ELEMENTS
+        raise NoMatch(f"{said}: a row is held by one warp at most, some {most} columns of which {WARP_PICKS} are kept")
 
 
 def one_by_one(draft: Draft) -> Iterator[Plan]:
@@ -136,15 +158,17 @@ def by_delegates(draft: Draft) -> Iterator[Plan]:
         tile = Tile(WARP_BLOCK_THREADS, lanes, WARP_BLOCK_THREADS // lanes, draft.vector, per_thread)
         count = delegates_of(graph.picks, lanes, elements)
         if count and elements <= DELEGATES_ELEMENTS and draft.vectors > lanes // 2:
-            chosen = selection_of(planned, graph.picks, InWarp(False, most_ranked_of_delegates(graph.picks), count))
-            if fits(chosen, tile, target):
+            way = InWarp(False, most_ranked_of_delegates(graph.picks), count)
+            chosen = selection_of(planned, graph.picks, way)
+            room = target.shared_per_sm // (picker(chosen, tile, target.warp).bytes + BLOCK_BYTES)
+            if room * tile.threads >= FEWEST_WARPS * target.warp * target.schedulers_per_sm:
                 yield candidate(draft, planned, tile, chosen)
         lanes *= 2
 
 
 def delegates_of(k: int, lanes: int, elements: int) -> int:
-    """Of a lane: at least k, as a power of two, and enough for a bar that few more than k keys reach; 0 where a lane has
-    too few keys for that."""
+    """Of a lane: at least k, as a power of two, and enough for a bar that few more than k keys reach; 0 where a lane
+    has too few keys for that."""
     count = power_from(k)
     while 2 * count <= min(elements, MOST_DELEGATES) and count * lanes < DELEGATES_FOR_EACH * k:
         count *= 2
@@ -286,6 +310,7 @@ def selection_of(planned: Picking, k: int, way: Way) -> Selection:
         values=planned.values,
         picked=planned.picked,
         bare=planned.bare,
+        limit=planned.limit,
     )
 
 
