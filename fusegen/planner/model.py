@@ -358,7 +358,7 @@ class RowPlan(Plan):
             "turn": (self.selection.streamed if self.selection else 0, 0),
             "rows": ("bulk" if self.bulk else "", ""),
             "ring": (self.in_turn.ring if self.in_turn else 0, 0),
-            "best": ("in_turn" if self.selection and self.selection.one_by_one else "", ""),
+            "best": (self.selection.best if self.selection else "", ""),
             "delegates": (self.selection.delegates if self.selection else 1, 1),
         }
         shape = f"{tile.threads}/{tile.threads_per_row} {tile.per_thread}x{tile.vector}"

@@ -11,7 +11,7 @@ from fusegen.language.graph import Op
 from fusegen.language.nodes import GroupLimit
 from fusegen.language.scans import Way as ScannedWay
 from fusegen.language.types import DType, Shape, f32
-from fusegen.planner.ways import InWarp, OneByOne, Streaming, Way
+from fusegen.planner.ways import InWarp, OneByOne, Packed, Streaming, Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -555,6 +555,16 @@ class Selection:
     def one_by_one(self) -> bool:
         """Is the largest key taken out k times?"""
         return isinstance(self.way, OneByOne)
+
+    @property
+    def packed(self) -> bool:
+        """Is a key one word with its column?"""
+        return isinstance(self.way, Packed)
+
+    @property
+    def best(self) -> str:
+        """How a warp or a part of it finds the best, where that is not by rank: a word of configurations."""
+        return "in_turn" if self.one_by_one else "packed" if self.packed else ""
 
     @property
     def streamed(self) -> int:

@@ -29,6 +29,18 @@ class InWarp:
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """A few lanes hold a row, each key with its column as one word of 32 bits: keys of 16 bits have room for columns.
+
+    A network sorts a lane's words, `sorted` at a time, of which the best stay; then lanes merge theirs. As words
+    differ, there are no ties.
+    """
+
+    by: ClassVar[Literal["warp"]] = "warp"
+    sorted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Streaming:
     """A row streams by, `turn` vectors of a thread at a time. See planner/selections/topk.py.
 
@@ -101,4 +113,4 @@ class LargeK:
     bins: int
 
 
-Way = OneByOne | InWarp | Streaming | SmallK | LargeK
+Way = OneByOne | InWarp | Packed | Streaming | SmallK | LargeK

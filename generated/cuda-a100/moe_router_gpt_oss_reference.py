@@ -2,6 +2,8 @@
 
 top-k, then softmax of what was chosen: weights and experts of each token.
 
+Biased logits are rounded to bf16, as the results of the layer are that makes them.
+
 Operands, with leading axes of any size:
     logits: bf16[T, E]
     bias: bf16[E]
@@ -10,6 +12,7 @@ Returns softmax f32[T, K], experts i32[T, K]; floats are left in float64, not ye
 """
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 
 def top_columns(key, k):
@@ -31,8 +34,9 @@ def moe_router_gpt_oss(logits, bias):
     logits = np.asarray(logits).astype(np.float64)
     bias = np.asarray(bias).astype(np.float64)
     add = logits + bias
-    experts = top_columns(add, 4)
-    best_ = take(add, experts, (-np.inf))
+    cast = add.astype(np.float32).astype(bfloat16).astype(np.float64)
+    experts = top_columns(cast, 4)
+    best_ = take(cast, experts, (-np.inf))
     top = best_.max(-1, keepdims=True)
     top_is_minus_inf = top == (-np.inf)
     pivot = np.where(top_is_minus_inf, 0.0, top)

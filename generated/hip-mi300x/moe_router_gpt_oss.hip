@@ -2,15 +2,16 @@
 // top-k, then softmax of what was chosen: weights and experts of each token.
 //
 //     def moe_router_gpt_oss(logits, bias):
-//         best, experts = F.topk(logits + bias, K)
+//         best, experts = F.topk(F.cast(logits + bias, bf16), K)
 //         return F.softmax(best), experts
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// selects  4 of 128 columns a row by add, largest first; NaN before all, ties by column, -inf never
-// tile     8 threads a row, 16 rows a block; add in registers, the best 4 by rank behind 4 delegates a
+// selects  4 of 128 columns a row by cast, largest first; NaN before all, ties by column, -inf never
+// tile     8 threads a row, 16 rows a block; cast in registers, the best 4 by rank behind 4 delegates a
 //          lane
-// traffic  18.9 MB moved, 18.9 MB ideal, 53.5 MB unfused in 3 launches
-// floor    3.6 us at 5.3 TB/s; memory-bound at 1.04 flop/B
+// traffic  18.9 MB moved, 18.9 MB ideal, 87.0 MB unfused in 4 launches
+// floor    3.6 us at 5.3 TB/s; memory-bound at 1.49 flop/B
+// rounding cast to bf16 by an explicit cast; f32 between
 // needs    rows of 128 elements, next to each other; logits, bias: address and strides in multiples of
 //          16 B; bias [E] shared by every row
 //
@@ -36,6 +37,11 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
 template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// x rounded to bf16, nearest even
+__device__ __forceinline__ float round_bf16(float x) {
+  return static_cast<float>(static_cast<__bf16>(x));
 }
 
 // a bf16 is an f32's upper half. The compiler joins these steps with those that find x in its word, which it does not with
@@ -215,9 +221,9 @@ moe_router_gpt_oss(
   const __bf16* const logits_row = logits_ptr + row * logits_stride;
   float* const softmax_row = softmax_ptr + row * softmax_stride;
   int* const experts_row = experts_ptr + row * experts_stride;
-  float add_kept[2][8];
+  float cast_kept[2][8];
 
-  // pass 1 of 2: read logits, bias; keep add
+  // pass 1 of 2: read logits, bias; keep cast
   Vec<__bf16, 8> logits_vec[2];
   Vec<__bf16, 8> bias_vec[2];
   #pragma unroll
@@ -236,7 +242,8 @@ moe_router_gpt_oss(
         const float logits = widened(logits_vec[v].at[j]);
         const float bias = widened(bias_vec[v].at[j]);
         const float add = logits + bias;
-        add_kept[v][j] = add;
+        const float cast = round_bf16(add);
+        cast_kept[v][j] = cast;
       }
     }
   }
@@ -255,8 +262,8 @@ moe_router_gpt_oss(
     for (int j = 0; j < 8; ++j) {
       keys[v][j] = -INFINITY;
       if (live) {
-        const float add = add_kept[v][j];
-        keys[v][j] = add;
+        const float cast = cast_kept[v][j];
+        keys[v][j] = cast;
       }
       delegates[(v * 8 + j) % 4] = larger(delegates[(v * 8 + j) % 4], keys[v][j]);
       picker.keys[v * 8 + j][threadIdx.x] = keys[v][j];  // registers have no addresses, these have

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from fusegen.planner.heading import WIDTH, field
 from fusegen.planner.model import RowPlan
-from fusegen.planner.ways import InWarp, LargeK, OneByOne, SmallK, Streaming
+from fusegen.planner.ways import InWarp, LargeK, OneByOne, Packed, SmallK, Streaming
 
 INDENT = 9
 NAMES = 10  # characters of the longest section's name, and one more
@@ -29,6 +29,11 @@ BY_DELEGATES = (
     "register-resident top-k by {lanes} lanes a row. The largest of every few keys of a lane is their delegate (Dr. "
     "Top-k, Gaihre et al., SC 2021); a network (Batcher, AFIPS 1968) finds the {k} best, and what reaches them is "
     "ranked by counting what is larger"
+)
+BY_WORDS = (
+    "bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by {lanes} a row. A key and its column are one "
+    "word of 32 bits; {sorted} words at a time are sorted, the best of them and of those before stay, and so do the "
+    "best of all lanes"
 )
 HELD = (
     "register-resident top-k for few columns. The largest key of each thread is its delegate (Dr. Top-k, Gaihre et "
@@ -65,6 +70,9 @@ def method_of(plan: RowPlan) -> str:
     if isinstance(way, Streaming):
         text = (THRESHOLD if way.groups else STREAMING).replace("{keys}", str(way.note * tile.vector))
     else:
+        if isinstance(way, Packed):
+            lanes = "one lane" if tile.threads_per_row == 1 else f"{tile.threads_per_row} lanes"
+            return BY_WORDS.format(lanes=lanes, sorted=way.sorted)
         text = {OneByOne: REPEATED, InWarp: BY_TEAM, SmallK: HELD, LargeK: DENSE}[type(way)]
         if isinstance(way, InWarp) and way.delegates > 1:
             text = BY_DELEGATES
@@ -78,6 +86,9 @@ def sections_of(plan: RowPlan) -> Iterator[tuple[str, str]]:
     if isinstance(way, OneByOne):
         yield "keys", "as integers of the same order, in registers"
         yield "choose", "the largest key of all lanes, the first where several are equal; then it is masked"
+    elif isinstance(way, Packed):
+        yield "words", "a key's order above its column: the larger word is the one to choose"
+        yield "choose", "the best words, by Batcher's bitonic network"
     elif isinstance(way, InWarp):
         if plan.selection.limit:
             yield "groups", f"of a row, the best {plan.selection.limit.best}: the keys of others are masked"

@@ -27,7 +27,7 @@ from fusegen.planner.model import Load, Reduction, RowPass, RowPlan, Store
 from fusegen.planner.parts import used_by
 from fusegen.planner.selections.choosing import MOST_COMPARED_CANDIDATES
 from fusegen.planner.selections.picker import picker
-from fusegen.planner.ways import InWarp, LargeK, OneByOne, SmallK, Streaming, Way
+from fusegen.planner.ways import InWarp, LargeK, OneByOne, Packed, SmallK, Streaming, Way
 
 KEYS: Mapping[DType, Mapping[str, str]] = {
     f32: {"ctype": "float", "least": "-INFINITY", "larger": "larger", "lesser": "fminf",
@@ -37,7 +37,8 @@ KEYS: Mapping[DType, Mapping[str, str]] = {
 """What a key is, the masked one, the larger and the lesser of two; how one goes to a word of notes and back."""
 ROLLED = "#pragma unroll 1"
 CHOICES: Mapping[type[Way], type[Choice]] = {
-    OneByOne: WarpChoice, InWarp: WarpChoice, Streaming: StreamingChoice, SmallK: SmallKChoice, LargeK: LargeKChoice,
+    OneByOne: WarpChoice, InWarp: WarpChoice, Packed: WarpChoice, Streaming: StreamingChoice, SmallK: SmallKChoice,
+    LargeK: LargeKChoice,
 }  # fmt: skip
 
 
@@ -67,7 +68,7 @@ class SelectionSpeller:
         self.reductions = self.parts.reductions
         if plan.selection.dtype is f32:
             self.words.constants.add("INFINITY")
-            if not plan.selection.one_by_one:
+            if not plan.selection.one_by_one and not plan.selection.packed:
                 self.words.functions.add("larger")
 
     def context(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from fusegen.planner.rows.duration import (
 from fusegen.planner.selections.large_k_cost import candidates_of
 from fusegen.planner.selections.small_k_cost import cost_by, power_from, reaching, taken, waiting_us
 from fusegen.planner.time import overlapped
-from fusegen.planner.ways import InWarp, LargeK, OneByOne, SmallK, Streaming
+from fusegen.planner.ways import InWarp, LargeK, OneByOne, Packed, SmallK, Streaming
 from fusegen.targets.base import Target
 
 # Fitted to the 50 of 56 candidates of 12 shapes that took up to 1.4 times as long as their best one, on an H200 (cold
@@ -52,6 +52,7 @@ TURN_STEP_SLOTS = 4.0  # two shuffles, and the better of each
 TURN_PICK_SLOTS = 8.0
 # Where lanes have several delegates; counted in the text and in PTX, and not yet measured
 KEY_SLOTS = 8.0  # kept in shared memory, made a delegate, compared with the bar
+WORD_SLOTS = 7.0  # a key's order, with its column, as one word
 EXCHANGE_SLOTS = 2.0  # the larger and the lesser of two
 OWN_CANDIDATE_SLOTS = 20.0  # found among a lane's keys
 RANK_SLOTS = 14.0  # a candidate beside four others
@@ -175,6 +176,8 @@ def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
         return Choice(cols, candidates_of(way, tile, cols), 0)
     if isinstance(way, OneByOne):
         return Choice(cols * k, cols, 0)
+    if isinstance(way, Packed):
+        return Choice(cols, k, 0)
     if isinstance(way, InWarp) and way.delegates > 1:
         return Choice(cols, min(cols, likely_of_warp(k, way.delegates * tile.threads_per_row)), 0)
     if isinstance(way, InWarp):
@@ -201,7 +204,7 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
     tile = work.tile
     choice = expected(selection, tile, graph.cols)
     thread = instructions(graph, work, selection, choice)
-    alone_cycles = NETWORK_CYCLES if selection.delegates > 1 else ALONE_CYCLES
+    alone_cycles = NETWORK_CYCLES if selection.delegates > 1 or selection.packed else ALONE_CYCLES
     blocks = taken(target, work, moved, registers, thread, waits(work, selection), alone_cycles)
     again = read_again(target, graph, work, selection, choice, blocks.resident)
     memory_us = (moved.moved + again) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work, chosen=True))
@@ -265,6 +268,8 @@ def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice)
         groups = selection.limit.groups
         thread += GROUP_KEY_SLOTS * tile.per_thread * tile.vector
         thread += GROUP_SLOTS * (groups + graph.cols / tile.vector) / tile.threads_per_row + GROUP_SLOTS * groups
+    if isinstance(way, Packed):
+        return thread + of_words(way, selection.k, tile)
     if isinstance(way, InWarp) and way.delegates > 1:
         return thread + KEY_SLOTS * tile.per_thread * tile.vector + of_delegates(way, selection.k, tile, choice)
     if not isinstance(way, Streaming):
@@ -292,6 +297,15 @@ def of_delegates(way: InWarp, k: int, tile: Tile, choice: Choice) -> float:
     return EXCHANGE_SLOTS * exchanges + merged + found + ranked + 60
 
 
+def of_words(way: Packed, k: int, tile: Tile) -> float:
+    """Instructions of one thread that sort its words, merge them with other lanes', and put the best down."""
+    best, turns = way.sorted, -(-tile.per_thread * tile.vector // way.sorted)
+    depth, steps = best.bit_length() - 1, tile.threads_per_row.bit_length() - 1
+    exchanges = turns * best / 2 * depth * (depth + 1) / 2 + (turns - 1 + steps) * best / 2 * depth
+    larger = (turns - 1) * best + steps * 2 * best
+    return WORD_SLOTS * tile.per_thread * tile.vector + EXCHANGE_SLOTS * exchanges + larger + 3 * k
+
+
 def waits(work: Work, selection: Selection) -> float:
     """Microseconds of a block that runs alone."""
     tile = work.tile
@@ -299,7 +313,7 @@ def waits(work: Work, selection: Selection) -> float:
     way = selection.way
     if isinstance(way, OneByOne):
         return FIRST_LOAD_US + SHUFFLE_US * selection.k * 2 * math.log2(tile.threads_per_row) + picked
-    if isinstance(way, InWarp) and way.delegates > 1:
+    if selection.packed or selection.delegates > 1:
         return FIRST_LOAD_US + picked
     if not isinstance(way, Streaming):
         return FIRST_LOAD_US + WARP_SELECT_US + 0.03 * selection.k + picked

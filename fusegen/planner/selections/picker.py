@@ -9,7 +9,7 @@ from fusegen.planner.model import Selection, Tile
 from fusegen.planner.selections import large_k_cost
 from fusegen.planner.selections.choosing import COMPARED_CANDIDATES, merged_room
 from fusegen.planner.structs import Count, Member, Struct, member
-from fusegen.planner.ways import InWarp, LargeK, OneByOne, SmallK, Streaming
+from fusegen.planner.ways import InWarp, LargeK, OneByOne, Packed, SmallK, Streaming
 
 BINS = "of each bin its candidates, then those above it"
 SAID = "by warp: the order that enough keys reach, and the largest"
@@ -28,7 +28,7 @@ def picker(selection: Selection, tile: Tile, warp: int, adds_up: bool = False) -
     return Struct("Picker", tuple(of_warp(selection, way, tile)))
 
 
-def of_warp(selection: Selection, way: OneByOne | InWarp, tile: Tile) -> Iterator[Member]:
+def of_warp(selection: Selection, way: OneByOne | InWarp | Packed, tile: Tile) -> Iterator[Member]:
     rows = tile.rows_per_block
     if isinstance(way, InWarp):
         yield member(KEY_TYPES[selection.dtype], "of each thread", keys=(tile.per_thread * tile.vector, tile.threads))
@@ -40,7 +40,8 @@ def of_warp(selection: Selection, way: OneByOne | InWarp, tile: Tile) -> Iterato
         )
         yield member("Entry", "the order of each group's score, and its place", scores=(rows, limit.groups))
         yield member("int", "is it one of the best?", in_best=(rows, limit.groups))
-    yield member("Entry", "what is chosen, the best first", picks=(rows, selection.k))
+    entry = "unsigned" if isinstance(way, Packed) else "Entry"
+    yield member(entry, "what is chosen, the best first", picks=(rows, selection.k))
 
 
 def of_streaming(way: Streaming, tile: Tile, warp: int) -> Iterator[Member]:

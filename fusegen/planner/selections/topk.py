@@ -21,9 +21,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fusegen.language.graph import Extent, Graph, Kind, behind
+from fusegen.language.graph import CASTS, Extent, Graph, Kind, Node, behind
 from fusegen.language.nodes import GroupLimit
-from fusegen.language.types import f32, i32
+from fusegen.language.types import bf16, f16, f32, i32
 from fusegen.planner.matching import NoMatch, need_countable, need_selection
 from fusegen.planner.model import Layout, Plan, RowPlan, Selection, Tile
 from fusegen.planner.pieces import row_threads_text, vector_widths, words_of
@@ -50,7 +50,7 @@ from fusegen.planner.selections.choosing import (
 from fusegen.planner.selections.picker import picker
 from fusegen.planner.selections.picking import Picking, picking
 from fusegen.planner.selections.small_k_cost import power_from
-from fusegen.planner.ways import InWarp, OneByOne, Streaming, Way
+from fusegen.planner.ways import InWarp, OneByOne, Packed, Streaming, Way
 from fusegen.targets.base import Target
 
 WARP_ELEMENTS = 32  # of a row in one lane's registers, where a warp has it,
@@ -59,6 +59,7 @@ WARP_ELEMENTS = 32  # of a row in one lane's registers, where a warp has it,
 PART_WARP_ELEMENTS = 16
 DELEGATES_ELEMENTS = 32  # the same where lanes have several delegates
 FEWEST_WARPS = 2  # of a scheduler: one loads while another chooses
+PACKED_ELEMENTS = 64  # the same where a key is one word with its column
 MOST_DELEGATES = 16  # of a lane, in registers beside its keys
 WARP_PICKS = 32
 TURN_LANES = 8
@@ -91,6 +92,7 @@ def topk(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
         yield from one_by_one(draft)
+        yield from packed(draft)
         yield from by_warp(draft)
         yield from by_delegates(draft)
         yield from by_streaming(draft)
@@ -126,6 +128,30 @@ def one_by_one(draft: Draft) -> Iterator[Plan]:
             if fits(chosen, tile, target):
                 yield candidate(draft, planned, tile, chosen)
         lanes *= 2
+
+
+def packed(draft: Draft) -> Iterator[Plan]:
+    """A few lanes for each row, or one, whose keys have room for their columns in one word."""
+    graph, target = draft.graph, draft.target
+    assert graph.selection is not None
+    if spare_bits(graph, graph.selection.inputs[0]) < max(1, (graph.cols - 1).bit_length()):
+        return
+    planned = picking(graph, draft.accesses, "values")
+    best = power_from(graph.picks)
+    lanes = 1
+    while best <= MOST_DELEGATES and lanes <= target.warp and draft.vectors > lanes // 2:
+        per_thread = -(-draft.vectors // lanes)
+        if best <= per_thread * draft.vector <= PACKED_ELEMENTS:
+            tile = Tile(WARP_BLOCK_THREADS, lanes, WARP_BLOCK_THREADS // lanes, draft.vector, per_thread)
+            yield candidate(draft, planned, tile, selection_of(planned, graph.picks, Packed(best)))
+        lanes *= 2
+
+
+def spare_bits(graph: Graph, key: Node) -> int:
+    """Low bits of an f32 key that are 0 in every number: it was stored, or is rounded, as f16 or bf16."""
+    tensor = graph.tensor_of.get(key)
+    stored = tensor.dtype if tensor else CASTS.get(key.op.name)
+    return {bf16: 16, f16: 13}.get(stored, 0) if stored else 0
 
 
 def by_warp(draft: Draft) -> Iterator[Plan]:
@@ -335,6 +361,8 @@ def candidate(draft: Draft, planned: Picking, tile: Tile, chosen: Selection) -> 
 
 def registers_of(chosen: Selection, tile: Tile) -> int:
     """NVRTC took 31, 39 and 56 for warps with 8, 16 and 32 elements a lane; hiprtc 61 to 85 for thresholds."""
+    if isinstance(chosen.way, Packed):
+        return 32 + tile.per_thread * tile.vector + chosen.way.sorted
     if isinstance(chosen.way, InWarp) and chosen.way.delegates > 1:
         return 24 + tile.per_thread * tile.vector + chosen.way.delegates
     if not isinstance(chosen.way, Streaming):
@@ -346,6 +374,8 @@ def choosing_text(chosen: Selection, tile: Tile, cols: int) -> str:
     """What the kernel does, and what it expects of a row whose keys lie in no order."""
     if not isinstance(chosen.way, Streaming):
         how = "one after another" if chosen.one_by_one else "by rank"
+        if isinstance(chosen.way, Packed):
+            how = f"by a network, {chosen.way.sorted} at a time"
         if isinstance(chosen.way, InWarp) and chosen.way.delegates > 1:
             how += f" behind {chosen.way.delegates} delegates a lane"
         return f"{chosen.key} in registers, the best {chosen.k} {how}"
