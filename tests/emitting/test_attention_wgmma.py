@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import fusegen
 from fusegen import Chain, bf16, chain, dims, f32
 from fusegen import ops as F
 from fusegen.compiling.resources import of_cubin
@@ -65,6 +66,38 @@ def test_every_chain_is_right(name: str) -> None:
 @needs_emulator
 def test_layouts_strides_and_counts_of_rows() -> None:
     report = validate(kernel(causal, "64x128"))
+    assert report.ok, str(report)[:2000]
+
+
+@chain(B=2, S=140, D=64)
+def of_itself(x: bf16[B, S, D]) -> bf16[B, S, D]:
+    return F.softmax(x @ x.mT * 0.125) @ x
+
+
+@chain(B=2, S=140, D=64)
+def with_residual(q: bf16[B, S, D], k: bf16[B, S, D], v: bf16[B, S, D]) -> bf16[B, S, D]:
+    return F.softmax(q @ k.mT * 0.125) @ v + q
+
+
+@chain(B=2, S=140, T=300, D=64)
+def keys_are_values(q: bf16[B, S, D], k: bf16[B, T, D]) -> bf16[B, S, D]:
+    return F.softmax(q @ k.mT * 0.125) @ k
+
+
+@pytest.mark.parametrize("spec", [of_itself, with_residual], ids=lambda spec: spec.name)
+def test_an_operand_that_is_read_in_two_ways_is_refused(spec: Chain) -> None:
+    """mma.sync takes it: at any size, the chain has a kernel that can be called."""
+    with pytest.raises(NoMatch, match="is used in two ways"):
+        plans(spec)
+    kernel = fusegen.compile(spec.at(B=8, S=2048), "cuda:h200", on="emulator", validate=False)
+    x = np.zeros((8, 2048, 64), bf16.numpy)
+    kernel.prepare(*[x] * len(spec.graph.inputs))  # what a launch asks of its plan
+
+
+@needs_emulator
+def test_keys_may_be_values() -> None:
+    assert plans(keys_are_values)
+    report = validate(kernel(keys_are_values), quick=True)
     assert report.ok, str(report)[:2000]
 
 

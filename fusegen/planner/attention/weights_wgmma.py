@@ -36,6 +36,7 @@ from fusegen.planner.attention.wgmma import (
     by_pairs,
     is_stored,
     mapped,
+    need_one_way,
     unmovable,
 )
 from fusegen.planner.attention.wgmma_rule import scaled_bodies
@@ -136,6 +137,7 @@ def candidate(
         maps = (query_boxes, key_boxes, *stored.values())
         moved = {b.access for b in maps}
         kept = frozenset(a.tensor for a in accesses.values() if a not in moved)
+        need_one_way([b.access.tensor for b in maps], kept)
         own = {
             "rule": "weights_wgmma",
             "template": "weights_wgmma.cu.j2",

@@ -18,11 +18,12 @@ What measurements on an H100 decided (docs/measurements.md, "Attention on Hopper
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.language.types import bf16, f16
 from fusegen.planner.attention.parts import AttentionPlan, AttentionTile, ScoresPlan
+from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Param, RowDim
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.tile import LINE_BYTES
@@ -226,6 +227,13 @@ def unmovable(access: Access, dims: tuple[RowDim, ...]) -> str:
 def is_stored(access: Access, dims: tuple[RowDim, ...]) -> bool:
     """Do tensor copies store it, by pairs of halves?"""
     return access.by_column and access.dtype in (f16, bf16) and not unmovable(access, dims)
+
+
+def need_one_way(moved: Sequence[str], kept: frozenset[str]) -> None:
+    """Raises NoMatch where a tensor of which tensor copies move a matrix is read in another way too."""
+    for tensor in moved:
+        if tensor in kept or moved.count(tensor) > 1:
+            raise NoMatch(f"{tensor} is used in two ways; a kernel with tensor copies moves each tensor in one")
 
 
 def mapped(

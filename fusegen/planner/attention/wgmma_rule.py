@@ -29,6 +29,7 @@ from fusegen.planner.attention.wgmma import (
     by_pairs,
     is_stored,
     mapped,
+    need_one_way,
     registers_of,
     ring_bytes,
     tiles,
@@ -72,11 +73,13 @@ def candidate(
     vector = next(v for v in (8, 4, 2, 1) if width % v == 0)
     dims = dims_of(lowered, attention_uses(lowered), layout)
     together = dict.fromkeys(behind_products(found), vector)
-    accesses = accesses_of(lowered, attention_uses(lowered), dims, layout, together)
+    accesses = dict(accesses_of(lowered, attention_uses(lowered), dims, layout, together))
+    if found.value is found.key:  # one map reads both
+        del accesses[found.value.name, "values"]
     factors = (
         accesses[found.query.name, "left"],
         accesses[found.key.name, "right"],
-        accesses[found.value.name, "values"],
+        accesses[found.value.name, "right" if found.value is found.key else "values"],
     )
     for access in factors:
         if reason := unmovable(access, dims):
@@ -97,9 +100,10 @@ def candidate(
     cost = estimate(graph, found, mask, target, tile, room, registers)
     general = plan_of(graph, found, mask, target, layout, tile, atom, accesses, (query, key, value), room, cost)
     scale, tested, free = scaled_bodies(general.tested, general.free)
-    maps = (query_boxes, key_boxes, value_boxes, *stored.values())
+    maps = tuple(dict.fromkeys((query_boxes, key_boxes, value_boxes, *stored.values())))
     moved = {b.access for b in maps}
     kept = frozenset(a.tensor for a in accesses.values() if a not in moved)
+    need_one_way([b.access.tensor for b in maps], kept)
     own = {
         "rule": "attention_wgmma",
         "template": "attention_wgmma.cu.j2",
