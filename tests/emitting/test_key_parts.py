@@ -121,6 +121,14 @@ def test_lengths_that_leave_parts_or_rows_without_keys(on: str) -> None:
         np.testing.assert_allclose(own, e / e.sum(-1, keepdims=True) @ values[:, :length], atol=2e-2)
 
 
+def test_tiles_of_wgmma_are_dealt_to_what_copies_can_not_move() -> None:
+    """128 keys of 128 numbers at a time, which a thread of mma.sync has no registers for on their way."""
+    program = dealt(DECODE.at(B=1, G=1, R=2, T=300, D=128), "cuda:h200", 2)
+    report = validate(program, cases=("normal", "layout"))
+    assert report.ok, str(report)
+    assert any(case.name == "layout: odd stride" for case in report.cases)
+
+
 # ---------------------------------------------------------------- faults
 
 FAULTS = {  # which kernel, and what is wrong in its text

@@ -32,13 +32,15 @@ CHUNK = 8  # halves that move together: 16 bytes
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
     """`rows` of queries of a block, `keys` of a tile, of which `stages` are in shared memory at a time. Each warp has
-    `rows` / `warps` rows. `held`: the queries' fragments stay in registers."""
+    `rows` / `warps` rows. `held`: the queries' fragments stay in registers. `ahead`: so does what comes by way of
+    registers of the next tile; else it is read when its turn has come, as slow as that is."""
 
     rows: int
     keys: int
     warps: int
     stages: int
     held: bool
+    ahead: bool = True
 
 
 @dataclass(frozen=True, slots=True)

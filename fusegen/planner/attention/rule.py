@@ -8,6 +8,7 @@ known before it is read: whole tiles are left out, and only those that an end cu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from fusegen.language.graph import Graph, Kind, Node
 from fusegen.language.naming import entry_name
@@ -67,11 +68,12 @@ def attention(graph: Graph, target: Target, layout: Layout) -> Iterator[Attentio
     mask = mask_of(found)
     for rows, tile_keys, warps, stages in TILES if target.async_copies else WAVES:
         tile = AttentionTile(rows, tile_keys, warps, stages, held=depth <= HELD_DEPTH)
-        if (
-            deals(tile, found)
-            and tile_keys < 2 * max(32, keys)
-            and (made := candidate(graph, found, mask, target, layout, tile, atom))
-        ):
+        if not deals(tile, found) or tile_keys >= 2 * max(32, keys):
+            continue
+        made = candidate(graph, found, mask, target, layout, tile, atom)
+        if made is None and found.parts:  # as many keys as wgmma's tiles have, for which there are no registers
+            made = candidate(graph, found, mask, target, layout, replace(tile, held=False, ahead=False), atom)
+        if made is not None:
             yield made
 
 
@@ -185,7 +187,8 @@ def regime(tile: AttentionTile, ends: Ends, mask: Mask, drawn: Draft) -> str:
     tested = "; conditions are tested in tiles that an end cuts" if ends.settles else ""
     dealt = dealt_text(drawn.found.parts)
     who = f"{tile.rows} queries a block of {tile.warps} warps"
-    stages = "the next tile copied meanwhile" if tile.stages > 1 else "the next tile in registers meanwhile"
+    copied = "the next tile copied meanwhile" if tile.stages > 1 else "the next tile in registers meanwhile"
+    stages = copied if tile.ahead else "each read when its turn has come"
     return f"{who}, tiles of {tile.keys} keys{dealt}, {stages}{skipped}{tested}"
 
 
