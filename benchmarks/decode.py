@@ -2,6 +2,7 @@
 
     python benchmarks/decode.py                     # 8 heads of keys, 4 of queries each, of 128, at several sizes
     python benchmarks/decode.py --dealt 128x4 64x8  # with so many keys dealt at a time, to so many parts, too
+    python benchmarks/decode.py --pages 16 64       # and with keys and values in pages of so many, anywhere in a pool
     python benchmarks/decode.py --layer             # and specs/decoder_layer.py, replayed as a graph
 
 Bytes of keys and values, as a share of the rate of a plain copy in the same run. Peers: torch's
@@ -88,6 +89,17 @@ def measure(torch: Any, watch: Stopwatch, wanted: argparse.Namespace) -> None:
             apart = float((out.float() - expected).norm() / expected.norm())
             us = watch.time([program.prepare(q, k, v, length, out=out)], REPEATS).median
             say(f"fusegen{what}", us, f"{how(program)}, apart {apart:.1e}")
+        for rows in wanted.pages:
+            chain = chain_of("paged_attention").at(B=batch, G=HEADS, R=QUERIES, P=keys // rows, L=rows, D=WIDTH)
+            table = torch.randperm(batch * keys // rows, device="cuda", dtype=torch.int32).reshape(batch, -1)
+            pools = [torch.empty(table.numel(), rows, HEADS, WIDTH, device="cuda", dtype=q.dtype) for _ in "kv"]
+            for pool, x in zip(pools, (k, v), strict=True):
+                pool[table.long()] = x.reshape(batch, HEADS, -1, rows, WIDTH).permute(0, 2, 3, 1, 4)
+            for what, program in programs(chain, wanted):
+                out = program(q, *pools, table, length)
+                apart = float((out.float() - expected).norm() / expected.norm())
+                us = watch.time([program.prepare(q, *pools, table, length, out=out)], REPEATS).median
+                say(f"fusegen pages {rows}{what}", us, f"{how(program)}, apart {apart:.1e}")
 
 
 def measure_layer(torch: Any, watch: Stopwatch, wanted: argparse.Namespace) -> None:
@@ -120,6 +132,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="cuda:h200")
     parser.add_argument("--dealt", nargs="*", default=[], metavar="KEYSxPARTS", help="128x4: 128 keys a time, 4 parts")
+    parser.add_argument("--pages", nargs="*", type=int, default=[], metavar="KEYS", help="of a page: 16 64")
     parser.add_argument("--layer", action="store_true", help="specs/decoder_layer.py too")
     wanted = parser.parse_args()
     import torch

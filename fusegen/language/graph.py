@@ -54,6 +54,8 @@ CASTS: Mapping[str, DType] = {name: dtype for dtype, name in ROUNDS.items()} | d
 FITTED: Mapping[str, DType] = {**CASTS, "to_i8": i8, "to_u8": u8}
 """The same, with those that go on as i32."""
 
+ROWS_AT = ("gather", "paged_rows")
+"""Of the ops that look something up, those that find rows of a table, along its first axis."""
 ALONG_ROWS = (Kind.PRODUCT, Kind.SCAN, Kind.SPREAD)  # what they make varies along a row, whatever of
 COUNT_ELEMENTS = ("col_index", "element_low", "element_high")
 """Made from nothing, another number for each element of a row. Of chosen columns an element's words take these."""
@@ -153,8 +155,8 @@ class Graph:
     def tables(self) -> frozenset[Node]:
         """The operands that are read in rows which indices name, and in no other way: their rows are none of the
         chain's."""
-        found = {n.inputs[0] for n in self.gathers if n.op.name == "gather"}
-        read = {a for n in self.nodes for a in (n.inputs[1:] if n.op.name == "gather" else n.inputs)}
+        found = {n.inputs[0] for n in self.gathers if n.op.name in ROWS_AT}
+        read = {a for n in self.nodes for a in (n.inputs[1:] if n.op.name in ROWS_AT else n.inputs)}
         return frozenset(n for n in found - read - {t.node for t in self.outputs} if n.op.kind is Kind.INPUT)
 
     @cached_property
@@ -362,6 +364,7 @@ class Graph:
         sizes: set[Size] = {node.size for node in self.nodes if node.size is not None} - self.counted
         sizes.update(self.shape[-1:], self.widths, (n.inputs[0].shape[-1] for n in self.products))
         sizes.update(n.ends.shape[0] for n in self.products if n.ends)
+        sizes.update(n.inputs[0].shape[-2] for n in self.gathers if n.op.name == "paged_rows")
         sizes.update(n.inputs[0].shape[-1] for n in self.reductions if not n.over)
         sizes.update(n.shape[-1] for n in (*self.selections, *self.scans, *self.grouped))
         return frozenset(sizes) | frozenset(dims_in(tuple(sizes)))
@@ -387,7 +390,7 @@ class Graph:
     @cached_property
     def index_operands(self) -> frozenset[Node]:
         """The operands of which indices are made."""
-        places = {"gather": 1, "take_at": 1, "scatter": 1, "put": 0}
+        places = {"gather": 1, "paged_rows": 1, "take_at": 1, "scatter": 1, "put": 0}
         found = (n.inputs[places[n.op.name]] for n in (*self.gathers, *self.scatters))
         return frozenset(n for n in behind(found) if n.op.kind is Kind.INPUT)
 
@@ -525,8 +528,8 @@ def shown_by(node: Node) -> Node:
 
 
 def has_type(node: Node) -> bool:
-    """Has a factor a type of its own? One that is computed can become any."""
-    return plain(node) or node.op.name in FITTED
+    """Has a factor a type of its own, as an operand and its rows have? One that is computed can become any."""
+    return plain(node) or node.op.name in FITTED or shown_by(node).op.name in ROWS_AT
 
 
 R = TypeVar("R")

@@ -23,6 +23,19 @@ def rows_at(table: Any, index: Any) -> Array:
     return np.asarray(rows[(np.where(known, index, len(table)), *np.indices(table.shape[1:], sparse=True))])
 
 
+def pages_at(table: Any, index: Any) -> Array:
+    """The rows [..., P * L, D] of pages that an index [..., 1, P] names in a table [N, ..., L, D], page behind page; 0
+    where the table has no such page."""
+    known = (index[..., 0, :] >= 0) & (index[..., 0, :] < len(table))
+    lead = np.broadcast_shapes(table.shape[1:-2], known.shape[:-1])
+    known, page = (np.broadcast_to(a, (*lead, a.shape[-1])) for a in (known, index[..., 0, :]))
+    own = np.broadcast_to(table, (len(table), *lead, *table.shape[-2:]))
+    places: Any = np.indices(lead, sparse=True)
+    found = own[(np.where(known, page, 0), *(at[..., None] for at in places))]
+    found = np.where(known[..., None, None], found, np.zeros((), table.dtype))
+    return np.asarray(found.reshape(*lead, -1, table.shape[-1]))
+
+
 def take_at(x: Any, columns: Any, missing: Any) -> Array:
     """x at one column of each row; `missing` where the row has no such column."""
     rank = max(x.ndim, columns.ndim)
@@ -47,5 +60,7 @@ def rows_put(table: Any, index: Any, rows: Any) -> Array:
 
 def source_of(name: str) -> str:
     """The text of one of them, as it stands above, without its types: it runs on numpy alone."""
-    functions: dict[str, Callable[..., Array]] = {"gather": rows_at, "take_at": take_at, "scatter": rows_put}
+    functions: dict[str, Callable[..., Array]] = {
+        "gather": rows_at, "paged_rows": pages_at, "take_at": take_at, "scatter": rows_put,
+    }  # fmt: skip
     return inspect.getsource(functions[name]).replace(": Any", "").replace(" -> Array", "")

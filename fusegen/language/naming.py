@@ -43,7 +43,8 @@ FRAME = (
     remainder_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival away
     place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left leave_packed memcpy unknown
     group_bounds matmul_by_group
-    top_columns take bare rows_at rows_put take_at kept_by_sum kept_by_count order_of flat_index low_word high_word
+    top_columns take bare rows_at pages_at rows_put take_at kept_by_sum kept_by_count order_of flat_index
+    low_word high_word
     philox4x32 group_sum group_max group_min group_sum_i32 group_max_i32 group_min_i32 block""".split()  # noqa: SIM905
     )
     | {name for dtype in F8 for name in (f"to_{dtype}", f"{dtype}_value")}
@@ -104,7 +105,9 @@ ATTENTION_FRAME = frozenset(
     own_free_first multiply_keys multiply_scores multiply_values multiply_weights own_queries pairs pass_turn queries
     queries_full query_bytes query_segment round_weights rounded_pair_bf16 rounded_pair_f16 value_bytes value_segment
     values_at values_empty values_full values_lie values_ring weigh weights read_ahead stages warpgroup role tiles
-    parity staging staging_at barriers_at line_bytes first_keys end_keys free_first_keys free_end_keys""".split()  # noqa: SIM905
+    parity staging staging_at barriers_at line_bytes first_keys end_keys free_first_keys free_end_keys
+    page key_page key_pages value_page value_pages page_of_keys pages_of_keys page_of_values
+    pages_of_values""".split()  # noqa: SIM905
 )
 # the same of templates for the softmax of a product's rows
 WEIGHTS_FRAME = frozenset(

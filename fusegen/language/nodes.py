@@ -38,6 +38,12 @@ class Kind(Enum):
     PRODUCT = "product"  # [.., M, K] and [.., K, N] become [.., M, N]
 
 
+PRIMITIVE_KINDS = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.SELECT, Kind.GATHER)
+"""Of the ops that a spec's author calls by a function or an operator."""
+OF_KERNELS = ("paged_rows",)
+"""Ops of these kinds that only kernels have."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """One op, whole: meaning, device text, cost and error, in one place. Ops are compared by identity.
@@ -221,7 +227,7 @@ class Extent(Enum):
 
 def whole_rows(node: Node) -> bool:
     """Does a gather give rows of several values, which lie next to each other? Else it gives one value for an index."""
-    return node.op.name == "gather" and node.inputs[0].shape[1:][-1:] not in ((), (1,))
+    return node.op.name in ("gather", "paged_rows") and node.inputs[0].shape[1:][-1:] not in ((), (1,))
 
 
 def plain(node: Node) -> bool:

@@ -65,6 +65,8 @@ def of_gathers(graph: Graph) -> Obstacle | None:
         if any(a in behind_them for a in node.inputs):
             behind_them.add(node)
     for node in graph.gathers:
+        if node.op.name == "paged_rows":  # read by attention, as it reads other keys and values
+            continue
         source, index = shown(node.inputs[0]), node.inputs[1]
         said = f"{node.operator} reads {'rows' if node.op.name == 'gather' else 'columns'} that an index names"
         made = computed_source(node)

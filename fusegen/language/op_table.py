@@ -375,6 +375,11 @@ _gather(
     gradients=("F.where(F.col_index(x) == y, d, 0.0)", None),
 )
 
+# what a kernel sees of a gather whose rows are seen as one axis
+_gather(
+    "paged_rows", "pages_at({0}, {1})", "rows of the pages that indices name, page behind page; 0 where there is none"
+)
+
 OPS["scatter"] = Op("scatter", Kind.SCATTER, 3, "rows_put({0}, {1}, {2})", "",
                     "an operand whose rows that indices name are new; the others stay as they are", takes="any",
                     flops=0, ulps=0)  # fmt: skip

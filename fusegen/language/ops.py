@@ -83,7 +83,7 @@ from fusegen.language.graph import MOST_PICKED, Kind, Node, behind
 from fusegen.language.group_limits import limit_of
 from fusegen.language.grouped_products import grouped_matmul
 from fusegen.language.layers import batchnorm, groupnorm, kl_div, rope
-from fusegen.language.nodes import GroupLimit
+from fusegen.language.nodes import OF_KERNELS, PRIMITIVE_KINDS, GroupLimit
 from fusegen.language.op_table import OPS
 from fusegen.language.ordering import MASKED, key_of
 from fusegen.language.packing import pack, unpack
@@ -563,7 +563,7 @@ def causal(x: Value, offset: Value | int = 0) -> Value:
     return where(keep, x, -INF)
 
 
-PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.SELECT, Kind.GATHER))
+PRIMITIVES = tuple(op for op in OPS.values() if op.kind in PRIMITIVE_KINDS and op.name not in OF_KERNELS)
 COMPOSITES = (
     gelu, softplus, softsign, mish, elu, selu, leaky_relu, hardsigmoid, hardswish, glu, reglu, geglu, swiglu,
     quick_geglu, clipped_swiglu, bilinear, clip,

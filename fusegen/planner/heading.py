@@ -146,7 +146,7 @@ def looked_up(graph: Graph) -> str:
     names = value_names(graph)
     found = []
     for node in graph.gathers:
-        kind = "rows" if node.op.name == "gather" else "columns"
+        kind = {"gather": "rows", "paged_rows": "pages"}.get(node.op.name, "columns")
         missing = 0 if node.missing is None else node.missing
         at = names.get(node.inputs[1], "an index")
         found.append(f"{kind} of {names[node.inputs[0]]} at {at}, {missing:g} where there is none")

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fusegen.language.graph import Node
-from fusegen.language.lookup import rows_at, take_at
+from fusegen.language.graph import ROWS_AT, Node
+from fusegen.language.lookup import pages_at, rows_at, take_at
 from fusegen.language.types import f4e2m1, size_of
 from fusegen.language.views import positions_in
 from fusegen.validation.bounded import Bounded, exact
@@ -36,9 +36,12 @@ def joined(node: Node, args: Sequence[Bounded], sizes: Mapping[str, int]) -> Bou
 def looked_up(node: Node, source: Bounded, index: Bounded) -> Bounded:
     """Rows or columns at an index, each element with its own error; unknown where the index may be another one."""
     error = np.broadcast_to(source.error, source.value.shape)
-    if node.op.name == "gather":
-        found = Bounded(rows_at(source.value, index.value), rows_at(error, index.value))
-        unsure = rows_at(np.ones(source.value.shape), np.where(index.error > 0, 0, -1)) > 0
+    if node.op.name in ROWS_AT:
+        at = rows_at if node.op.name == "gather" else pages_at
+        found = Bounded(at(source.value, index.value), at(error, index.value))
+        unsure = (
+            at(np.ones(source.value.shape), np.where(np.broadcast_to(index.error, index.value.shape) > 0, 0, -1)) > 0
+        )
     else:
         found = Bounded(
             take_at(source.value, index.value, node.missing).astype(source.value.dtype),

@@ -10,7 +10,7 @@ from typing import Any
 
 from fusegen.emitting.attention.words import ScoresWords
 from fusegen.emitting.dialect import all_of
-from fusegen.planner.attention.parts import CHUNK, Matrix
+from fusegen.planner.attention.parts import CHUNK, Matrix, Pages
 from fusegen.planner.model import Access
 from fusegen.planner.pieces import stride_name
 
@@ -32,6 +32,7 @@ class ScoresSpeller(ScoresWords):
         base = self.pointers[m.access.tensor] + "".join(
             f" + {self.dims[i].index} * {stride_name(m.access, self.dims, i)}" for i in strides
         )
+        pages = m.pages
         ld = f"{name}_ld" if not rows else stride_name(m.access, self.dims, last) if last in m.access.strided else ""
         base += f" + row0 * {ld}" if rows and ld else ""
         jump = plan.threads // beside if plan.threads % beside == 0 else 0
@@ -39,10 +40,11 @@ class ScoresSpeller(ScoresWords):
         region = f"{name}_at + " if m is not plan.key else ""
         if jump:
             col, line, lines = f"{name}_col", f"{name}_row", ""
+            own = f" + {line} * {ld}" if ld and not pages else ""
             further = f" + v * {jump}" if passes > 1 else ""
             declares = [
                 f"const int {line} = threadIdx.x / {beside}, {col} = threadIdx.x % {beside} * {CHUNK};",
-                f"const {self.element}* const {name}_from = {base}{f' + {line} * {ld}' if ld else ''} + {col};",
+                f"const {self.element}* const {name}_from = {base}{own} + {col};",
             ]
             first = (f"(key0{further})" if further else "key0") if not rows else further.removeprefix(" + ")
             source = f"{name}_from" + (f" + {first} * {ld}" if ld and first else "")
@@ -64,6 +66,10 @@ class ScoresSpeller(ScoresWords):
         place = f"({col} + j) * {name}_pitch + {at}" if m.across else f"{inner} * {name}_pitch + {col}"
         guard = (f"{at} < {m.lines}" if jump else f"chunk < {chunks}") if chunks % plan.threads else ""
         tests = [f"{at} < rows_here"] if rows else [f"key0 + {at} < keys"] if plan.ragged else []
+        found: list[str] = []
+        if pages is not None:
+            found, source, tests = self.page_of(m, at)
+            source += "" if jump else " + at"
         if m.columns != m.padded:
             tests.append(f"{col} < {m.columns}")
         if guard and not m.copied:
@@ -81,6 +87,7 @@ class ScoresSpeller(ScoresWords):
             "passes": passes,
             "guard": guard,
             "lines": lines,
+            "found": found,
             "copied": f"copy_chunk<{m.width}>",
             "load": f"load_chunk<{m.width}>",
             "source": source,
@@ -88,6 +95,42 @@ class ScoresSpeller(ScoresWords):
             "place": place,
             "to": to,
         }
+
+    def page_of(self, m: Matrix, line: str) -> tuple[list[str], str, list[str]]:
+        """The lines that find the page of a tile's line, where it lies there, and the tests whether it does."""
+        assert m.pages is not None
+        assert m.access.gathered is not None
+        name, found = m.name, m.access.gathered
+        key, page = f"{name}_key", f"{name}_page"
+        named = f"{self.pages_here(m.pages)}[{key} / {name}_page_rows]"
+        lines = [
+            f"const int {key} = key0 + {line};",
+            f"const int {page} = {f'{key} < keys ? {named} : -1' if self.plan.ragged else named};",
+            f"const bool {name}_there = {page} >= 0 && {page} < {found.count};",
+        ]
+        source = f"{name}_from + ({name}_there ? {page} : 0) * {found.stride} + {key} % {name}_page_rows * {name}_ld"
+        return lines, source, [f"{name}_there"]
+
+    def pages_here(self, pages: Pages) -> str:
+        """The numbers of the pages that hold the keys of the block's rows."""
+        return self.here(pages.names.name)
+
+    @property
+    def paged(self) -> Mapping[str, Pages]:
+        """The pages of keys and of values that lie in some, by what a kernel calls these."""
+        matrices = (self.plan.key, getattr(self.plan, "value", None))
+        return {m.name: m.pages for m in matrices if m is not None and m.pages is not None}
+
+    def page_sizes(self) -> list[str]:
+        return [
+            f"constexpr int {name}_page_rows = {pages.rows};  // of a page of {name}"
+            for name, pages in self.paged.items()
+        ]
+
+    def page_starts(self) -> list[str]:
+        """Where the numbers of the block's pages begin."""
+        names = {pages.names.name: pages.names for pages in self.paged.values()}
+        return [f"const int* const {self.here(name)} = {self.at(access)};" for name, access in names.items()]
 
     def moving(self, what: str, access: Access) -> str:
         name = what if access.mode == "vector" else f"{what}_each"
@@ -113,7 +156,7 @@ class ScoresSpeller(ScoresWords):
             tile = f"tiles_down - 1 - {tile}"
         lines.append(f"const long long row0 = static_cast<long long>({tile}) * tile_rows;")
         lines.append("const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;")
-        return lines
+        return lines + self.page_starts()
 
     def first_lane(self) -> str:
         """The test for one lane of those that share a row: they differ in the lowest bits, or in the highest."""

@@ -101,6 +101,7 @@ class AttentionSpeller(ScoresSpeller):
             *(["constexpr int stage_bytes = 2 * stage_elements;"] if plan.atom.kind == "mma" else []),
             f"constexpr int {plan.query.name}_at = {plan.query_at};",
             f"constexpr int sums_stride = {plan.sums_stride};  // floats of a row of sums",
+            *self.page_sizes(),
         ]
 
     # ---- all of it

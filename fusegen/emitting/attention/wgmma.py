@@ -135,6 +135,7 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "constexpr int keys_at = query_bytes, values_at = keys_at + stages * key_bytes;",
             *([f"constexpr int staging_at = {staging};"] if plan.stored else []),
             f"constexpr int barriers_at = {plan.barriers_at};",
+            *self.box_sizes(),
         ]
 
     def context(self) -> dict[str, Any]:
@@ -175,6 +176,10 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "stride": self.stride,
             "met": len(self.named_ends(plan.ends)) if plan.meets else 0,
             "copies": copies,
+            "named_pages": {
+                "key": self.named_pages(plan.key_boxes, "key"),
+                "value": self.named_pages(plan.value_boxes, "value"),
+            },
             "box_functions": box_functions(self.moved),
             "boxes": bool(behind["boxes"]),
             "multiplies": self.multiplies(),

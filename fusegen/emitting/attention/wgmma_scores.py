@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from fusegen.emitting.attention.scores import ScoresSpeller
 from fusegen.language.types import bf16
+from fusegen.planner.attention.parts import Pages
 from fusegen.planner.attention.wgmma import LINE_ELEMENTS, Boxes, WgmmaScoresPlan
 from fusegen.planner.model import Access, Load
 
@@ -80,7 +81,7 @@ class WgmmaScoresSpeller(ScoresSpeller):
             "const long long row0 = static_cast<long long>(tiles_down - 1 - inside / heads_here) * tile_rows;",
             "const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;",
         ]
-        return lines
+        return lines + self.page_starts()
 
     # ---- boxes
 
@@ -90,12 +91,72 @@ class WgmmaScoresSpeller(ScoresSpeller):
 
     def copies(self, found: Boxes, what: str, ring: str, arrived: str, line: str) -> list[str]:
         """One tensor copy for each 64 columns."""
-        self.moved.add(("copy_box", 2 + len(found.others)))
+        self.moved.add(("copy_box", found.axes))
+        if found.pages is not None:
+            return self.page_copies(found, what, ring, arrived)
         return [
             f"copy_box({ring}{segment(f'{what}_segment', s)}, {found.name}_map, {arrived}, "
             f"{self.coordinates(found, s, line)});"
             for s in range(found.segments)
         ]
+
+    # ---- pages
+
+    @property
+    def paged(self) -> Mapping[str, Pages]:
+        matrices = (self.plan.key_boxes, getattr(self.plan, "value_boxes", None))
+        return {m.name: m.pages for m in matrices if m is not None and m.pages is not None}
+
+    def page_copies(self, found: Boxes, what: str, ring: str, arrived: str) -> list[str]:
+        """One tensor copy for each page of a tile, or the part of one that is a tile, and each 64 columns."""
+        several = found.rows // found.box_rows
+        line = "0" if several > 1 else f"key0 % {found.name}_page_rows"
+        page = f"{self.numbers_of(found)}[page]" if several > 1 else self.numbers_of(found)
+        lines = []
+        for s in range(found.segments):
+            at = f"{ring}{segment(f'{what}_segment', s)}" + (f" + page * {what}_page" if several > 1 else "")
+            lines.append(f"copy_box({at}, {found.name}_map, {arrived}, {self.coordinates(found, s, line)}, {page});")
+        if several == 1:
+            return lines
+        head = f"for (int page = 0; page < {what}_pages; ++page)"
+        if len(lines) == 1:
+            return ["#pragma unroll", f"{head} {lines[0]}"]
+        return ["#pragma unroll", f"{head} {{", *(f"  {each}" for each in lines), "}"]
+
+    def numbers_of(self, found: Boxes) -> str:
+        """The numbers of a tile's pages: those of the keys where values lie in the same ones."""
+        same = found.pages == self.plan.key_boxes.pages
+        several = found.rows > found.box_rows
+        return f"page{'s' if several else ''}_of_{'keys' if same else 'values'}"
+
+    def named_pages(self, found: Boxes, what: str) -> list[str]:
+        """The lines that read which pages hold a tile, before there is room for it; none where others have."""
+        if found.pages is None or (what == "value" and found.pages == self.plan.key_boxes.pages):
+            return []
+        here, rows, name = self.pages_here(found.pages), f"{found.name}_page_rows", self.numbers_of(found)
+        if found.rows == found.box_rows:
+            named = f"{here}[key0 / {rows}]"
+            return [f"const int {name} = {f'key0 < keys ? {named} : -1' if self.plan.ragged else named};"]
+        key = f"key0 + page * {rows}"
+        named = f"{here}[key0 / {rows} + page]"
+        text = f"{key} < keys ? {named} : -1" if self.plan.ragged else named
+        return [
+            f"int {name}[{what}_pages];",
+            "#pragma unroll",
+            f"for (int page = 0; page < {what}_pages; ++page) {name}[page] = {text};",
+        ]
+
+    def box_sizes(self) -> list[str]:
+        """Of pages: rows of one, how many a tile has, and bytes of 64 columns of one."""
+        plan = self.plan
+        lines = self.page_sizes()
+        for what, found in (("key", plan.key_boxes), ("value", getattr(plan, "value_boxes", None))):
+            if found is not None and found.pages is not None and found.rows > found.box_rows:
+                rows = f"{found.name}_page_rows"
+                lines.append(f"constexpr int {what}_pages = tile_keys / {rows}, {what}_page = {rows} * line_bytes;")
+        if len(lines) > len(self.paged):
+            lines.insert(len(self.paged), "// pages of a tile, and bytes of 64 columns of one")
+        return lines
 
     # ---- elements
 

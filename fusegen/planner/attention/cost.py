@@ -15,7 +15,7 @@ from fusegen.language.types import size_of
 from fusegen.planner.attention.masks import End, Least, Mask, Sum
 from fusegen.planner.attention.parts import AttentionTile, Matrix
 from fusegen.planner.attention.recognition import Recognized, Scored, of_row
-from fusegen.planner.cost import unfused_kernels
+from fusegen.planner.cost import gathered_bytes, unfused_kernels
 from fusegen.planner.model import Cost, TensorTraffic, Traffic
 from fusegen.planner.pieces import arrays, bytes_of
 from fusegen.planner.rows.duration import COPY_SHARE, LAUNCH_US, resident_blocks
@@ -198,7 +198,7 @@ def traffic(graph: Graph, found: Recognized, share: float) -> Traffic:
 
 
 def tensor_traffic(graph: Graph, tensor: Tensor) -> TensorTraffic:
-    own = bytes_of(graph, tensor)
+    own = min(bytes_of(graph, tensor), gathered_bytes(graph, tensor.node, bytes_of(graph, tensor)))
     return TensorTraffic(tensor.name, any(tensor is t for t in graph.outputs), own, own, own)
 
 

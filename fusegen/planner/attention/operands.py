@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from fusegen.language.graph import Graph, Tensor, once_per_graph
 from fusegen.language.naming import value_names
 from fusegen.language.types import size_of
-from fusegen.planner.attention.parts import Matrix
+from fusegen.planner.attention.parts import Matrix, Pages
 from fusegen.planner.attention.recognition import Recognized, inputs_of, of_row, recognized
 from fusegen.planner.attention.written import Written
 from fusegen.planner.model import Access, Layout, Param, RowDim
-from fusegen.planner.parts import Transport
-from fusegen.planner.pieces import VECTOR_BYTES, named_dims, params_of, stride_name
+from fusegen.planner.parts import Gathered, Transport
+from fusegen.planner.pieces import VECTOR_BYTES, argument, named_dims, params_of, stride_name
 from fusegen.planner.products.factors import Use
 from fusegen.targets.base import Target
 
@@ -30,6 +30,9 @@ def attention_uses(graph: Graph) -> tuple[Use, ...]:
         (found.key.name, "right"): Use(found.key, "right", transposed=True),
         (found.value.name, "values"): Use(found.value, "right"),
     }
+    for pages in found.paged.values():
+        names = found.lowered.tensor_of[pages.inputs[1]]
+        made.setdefault((names.name, "pages"), Use(names, "pages"))
     for tensor in by_rows(found):
         made.setdefault((tensor.name, "tile"), Use(tensor, "tile"))
     return tuple(made.values())
@@ -57,9 +60,11 @@ def axis_of(graph: Graph, use: Use, axis: int) -> int | None:
     """The tensor's own axis, counted from the right, that moves along `axis` of the chain's leading ones; None where
     the tensor is the same all along it."""
     rank = len(graph.shape)
-    if axis == rank - 2 and use.place == "right":
+    if axis == rank - 2 and use.place in ("right", "pages"):
         return None
     own = axis - rank
+    if use.tensor.node in graph.tables and own == -len(use.tensor.shape):
+        return None  # the axis along which its pages lie
     if -own > len(use.tensor.shape) or use.tensor.shape[own] != graph.shape[axis]:
         return None
     return own
@@ -114,7 +119,7 @@ def accesses_of(
         name = tensor.name if output else names[tensor.node]
         if tensor.name in often and place != "tile":
             name = f"{name}_{place}"
-        most = VECTOR_BYTES if use.place != "tile" else together.get(tensor.name, 0) * tensor.dtype.bytes
+        most = VECTOR_BYTES if use.place in ("left", "right") else together.get(tensor.name, 0) * tensor.dtype.bytes
         width = width_of(graph, layout, tensor, most) if most else 1
         made[tensor.name, place] = access_of(graph, dims, use, name, output, width)
     return made
@@ -131,6 +136,7 @@ def places(uses: tuple[Use, ...]) -> Iterator[tuple[Use, str]]:
 
 def access_of(graph: Graph, dims: tuple[RowDim, ...], use: Use, name: str, output: bool, width: int) -> Access:
     tensor = use.tensor
+    table = tensor.node in graph.tables
     moving = []
     for place, dim in enumerate(dims):
         own = tuple(a for a in (axis_of(graph, use, axis) for axis in dim.axes) if a is not None)
@@ -151,8 +157,15 @@ def access_of(graph: Graph, dims: tuple[RowDim, ...], use: Use, name: str, outpu
         vector_bytes=min(VECTOR_BYTES, width * tensor.dtype.bytes) if vector else tensor.dtype.bytes,
         ld_axis=-2 if use.place == "right" else None,
         axes=tuple(own for _, own in moving),
-        right=use.place == "right",
+        right=use.place == "right" and not table,
+        gathered=gathered_pages(graph, tensor, name) if table else None,
     )
+
+
+def gathered_pages(graph: Graph, tensor: Tensor, name: str) -> Gathered:
+    """How the pages that hold keys or values are found."""
+    (node,) = (n for n in graph.gathers if n.inputs[0] is tensor.node)
+    return Gathered(argument(node.inputs[1], graph), f"{name}_count", f"{name}_stride_page", ())
 
 
 def params_by_rows(
@@ -163,11 +176,29 @@ def params_by_rows(
     for access in accesses.values():
         for place, own in zip(access.strided, access.axes, strict=True):
             yield Param("stride", stride_name(access, dims, place), access.tensor, dim=place, axes=own)
+        if access.gathered is not None:
+            yield Param("size", access.gathered.count, access.tensor, axes=(-len(access.shape),))
+            yield Param("stride", access.gathered.stride, access.tensor, axes=(-len(access.shape),))
         if access.ld_axis is not None:
             yield Param("stride", f"{access.name}_ld", access.tensor, axes=(access.ld_axis,))
 
 
-def matrix(access: Access, target: Target, columns: int, lines: int, unit: int, values: bool = False) -> Matrix:
+def pages_of(
+    found: Recognized, tensor: Tensor, accesses: Mapping[tuple[str, str], Access]
+) -> Pages | None:  # fmt: skip
+    """The pages in which keys or values lie; None of those that lie row behind row."""
+    node = found.paged.get(tensor.name)
+    if node is None:
+        return None
+    names = found.lowered.tensor_of[node.inputs[1]]
+    sizes = found.lowered.sizes
+    return Pages(accesses[names.name, "pages"], size_of(tensor.shape[-2], sizes), size_of(names.shape[-1], sizes))
+
+
+def matrix(
+    access: Access, target: Target, columns: int, lines: int, unit: int, values: bool = False,
+    pages: Pages | None = None,
+) -> Matrix:  # fmt: skip
     """Rows on their way to shared memory, `columns` long there but for what fills the last `unit` of a fragment."""
     copied = target.async_copies and access.mode == "vector"
     transport: Transport = "cp.async" if copied else "plain"
@@ -179,4 +210,5 @@ def matrix(access: Access, target: Target, columns: int, lines: int, unit: int, 
         lines=lines,
         padded=-(-columns // unit) * unit,
         across=values and not target.async_copies,
+        pages=pages,
     )

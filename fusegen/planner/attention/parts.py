@@ -44,6 +44,16 @@ class AttentionTile:
 
 
 @dataclass(frozen=True, slots=True)
+class Pages:
+    """Of keys or values that lie in pages: row t is row t % `rows` of the page that `names` names at t // `rows`, of
+    which it has `count`. A page that is not there is zeros."""
+
+    names: Access
+    rows: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Matrix:
     """Rows of queries, keys or values, as they get into shared memory: `width` elements at a time, `columns` of them,
     in lines padded to whole fragments, `chunks` of 16 bytes from one line to the next. `across`: lines are columns."""
@@ -55,6 +65,7 @@ class Matrix:
     lines: int
     padded: int
     across: bool = False
+    pages: Pages | None = None
 
     @property
     def name(self) -> str:

@@ -56,6 +56,13 @@ class Scored:
     dtype: DType  # of all factors
 
     @property
+    def paged(self) -> Mapping[str, Node]:
+        """The operands of pages, by their names, with their rows."""
+        factors = [factor for product in self.lowered.products for factor in product.inputs]
+        pages = (node for node in map(paged, factors) if node is not None)
+        return {self.lowered.tensor_of[node.inputs[0]].name: node for node in pages}
+
+    @property
     def keys(self) -> Size:
         """T."""
         return self.scores.shape[-1]
@@ -335,7 +342,7 @@ def parts_of(graph: Graph, softmax: Softmax) -> Recognized:
         for side, factor in zip(("left", "right"), product.inputs, strict=True):
             if product is second and side == "left":
                 continue
-            if not plain(factor):
+            if not plain(factor) and paged(factor) is None:
                 raise Unsplittable(
                     f"the {side} factor of the product at {product.where} is computed; attention reads queries, keys "
                     "and values as they lie in memory"
@@ -358,12 +365,25 @@ def parts_of(graph: Graph, softmax: Softmax) -> Recognized:
         weights=second.inputs[0],
         product=second,
         query=graph.tensor_of[first.inputs[0]],
-        key=graph.tensor_of[first.inputs[1].inputs[0]],
-        value=graph.tensor_of[second.inputs[1]],
+        key=graph.tensor_of[read_of(first.inputs[1])],
+        value=graph.tensor_of[read_of(second.inputs[1])],
         dtype=types.pop(),
     )
     need_elements(found)
     return found
+
+
+def paged(factor: Node) -> Node | None:
+    """The rows of pages that a factor is, whichever way round; None of one that lies in memory."""
+    node = factor.inputs[0] if factor.op.kind is Kind.TRANSPOSE else factor
+    return node if node.op.name == "paged_rows" else None
+
+
+def read_of(factor: Node) -> Node:
+    """The operand that a factor lies in, whole or in pages."""
+    if (pages := paged(factor)) is not None:
+        return pages.inputs[0]
+    return factor.inputs[0] if factor.op.kind is Kind.TRANSPOSE else factor
 
 
 def need_elements(found: Recognized) -> None:

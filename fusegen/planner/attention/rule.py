@@ -23,6 +23,7 @@ from fusegen.planner.attention.operands import (
     behind_products,
     dims_of,
     matrix,
+    pages_of,
     params_by_rows,
 )
 from fusegen.planner.attention.parts import (
@@ -110,8 +111,13 @@ def candidate(
     together = dict.fromkeys(behind_products(found), vector)
     accesses = accesses_of(lowered, attention_uses(lowered), dims, layout, together)
     query = matrix(accesses[found.query.name, "left"], target, depth, tile.rows, atom.k)
-    key = matrix(accesses[found.key.name, "right"], target, depth, tile.keys, atom.k)
-    value = matrix(accesses[found.value.name, "values"], target, width, tile.keys, 16, values=True)
+    key = matrix(
+        accesses[found.key.name, "right"], target, depth, tile.keys, atom.k, pages=pages_of(found, found.key, accesses)
+    )
+    value = matrix(
+        accesses[found.value.name, "values"], target, width, tile.keys, 16, values=True,
+        pages=pages_of(found, found.value, accesses),
+    )  # fmt: skip
     room = shared_bytes(tile, found.dtype, query, key, value)
     rows = sum(1 for n in found.score_body if of_row(n) and (is_computed(n) or (n.op.kind is Kind.INPUT and n.shape)))
     registers = registers_of(tile, atom, query, key, value, rows)

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.language.types import bf16, f16
-from fusegen.planner.attention.parts import AttentionPlan, AttentionTile, ScoresPlan
+from fusegen.planner.attention.parts import AttentionPlan, AttentionTile, Pages, ScoresPlan
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Param, RowDim
 from fusegen.planner.pieces import VECTOR_BYTES
@@ -40,6 +40,7 @@ USUAL_REGISTERS = 28  # beside sums, scores and weights: addresses, row values, 
 MOST_TOGETHER = 16  # heads whose blocks are mixed: 4, 8 and 16 took the same time
 MOST_AXES = 5  # of a tensor copy (PTX ISA, cp.async.bulk.tensor)
 STAGES = 2
+SWIZZLED_LINES = 8  # of shared memory, in which the swizzle of a box repeats
 # consumers and keys of a tile, by the most numbers of a query and of a value that they are for
 TILES: Mapping[int, tuple[tuple[int, int], ...]] = {
     80: ((3, 128), (3, 96), (3, 64), (2, 128), (1, 128)),
@@ -53,13 +54,20 @@ TILES: Mapping[int, tuple[tuple[int, int], ...]] = {
 class Boxes:
     """A matrix that tensor copies move: `rows` lines of it in shared memory, in boxes of `box_rows` lines of 128 bytes,
     `segments` of them side by side. `others`: indices of the dimensions that it moves along beside its lines, the
-    innermost first, as a copy's coordinates have them."""
+    innermost first, as a copy's coordinates have them. Of one that lies in `pages` a box is of one page, whose number
+    is the outermost coordinate: of a page that is not there, the copy makes zeros."""
 
     access: Access
     rows: int
     box_rows: int
     segments: int
     others: tuple[str, ...]
+    pages: Pages | None = None
+
+    @property
+    def axes(self) -> int:
+        """Of a copy's coordinates."""
+        return 2 + len(self.others) + (self.pages is not None)
 
     @property
     def name(self) -> str:
@@ -203,16 +211,21 @@ def barrier_bytes(tile: AttentionTile) -> int:
     return 8 * (1 + 4 * tile.stages)
 
 
-def boxes(access: Access, dims: tuple[RowDim, ...], rows: int, columns: int, box_rows: int = 0) -> Boxes:
+def boxes(
+    access: Access, dims: tuple[RowDim, ...], rows: int, columns: int, box_rows: int = 0, pages: Pages | None = None
+) -> Boxes:
     others = tuple(dims[i].index for i in reversed(access.strided) if i != len(dims) - 1)
-    return Boxes(access, rows, box_rows or rows, -(-columns // LINE_ELEMENTS), others)
+    if pages is not None:
+        box_rows = min(rows, pages.rows)
+    return Boxes(access, rows, box_rows or rows, -(-columns // LINE_ELEMENTS), others, pages)
 
 
 def axes_of(access: Access, dims: tuple[RowDim, ...]) -> tuple[tuple[int, ...], ...]:
     """Of its tensor, as a tensor map has them, outermost first: other dimensions, lines, columns."""
     moving = dict(zip(access.strided, access.axes, strict=True))
     lines = (access.ld_axis,) if access.ld_axis is not None else moving[len(dims) - 1]
-    return (*(own for dim, own in moving.items() if dim != len(dims) - 1), lines, (-1,))
+    page = ((-len(access.shape),),) if access.gathered else ()
+    return (*page, *(own for dim, own in moving.items() if dim != len(dims) - 1), lines, (-1,))
 
 
 def unmovable(access: Access, dims: tuple[RowDim, ...]) -> str:
@@ -224,16 +237,23 @@ def unmovable(access: Access, dims: tuple[RowDim, ...]) -> str:
     return ""
 
 
-def is_stored(access: Access, dims: tuple[RowDim, ...]) -> bool:
-    """Do tensor copies store it, by pairs of halves?"""
-    return access.by_column and access.dtype in (f16, bf16) and not unmovable(access, dims)
-
-
 def need_one_way(moved: Sequence[str], kept: frozenset[str]) -> None:
     """Raises NoMatch where a tensor of which tensor copies move a matrix is read in another way too."""
     for tensor in moved:
         if tensor in kept or moved.count(tensor) > 1:
             raise NoMatch(f"{tensor} is used in two ways; a kernel with tensor copies moves each tensor in one")
+
+
+def unboxed(rows: int, keys: int) -> str:
+    """Why boxes of whole pages of so many rows can't make a tile of so many keys; empty where they can."""
+    if rows % SWIZZLED_LINES == 0 and (keys % rows == 0 or rows % keys == 0):
+        return ""
+    return f"pages of {rows} keys don't make up tiles of {keys}, in boxes of eights"
+
+
+def is_stored(access: Access, dims: tuple[RowDim, ...]) -> bool:
+    """Do tensor copies store it, by pairs of halves?"""
+    return access.by_column and access.dtype in (f16, bf16) and not unmovable(access, dims)
 
 
 def mapped(
@@ -252,5 +272,7 @@ def mapped(
             continue
         if param.kind == "stride" and param.name in {f"{name}_ld" for name in names}:
             continue
+        if param.kind == "size" and any(b.pages and b.access.tensor == param.tensor for b in found):
+            continue  # a map knows how many pages there are
         if not maps or param.tensor in kept:
             yield param

@@ -15,6 +15,7 @@ from fusegen.planner.attention.operands import (
     behind_products,
     dims_of,
     matrix,
+    pages_of,
     params_by_rows,
 )
 from fusegen.planner.attention.parts import AttentionTile, ElementBody
@@ -33,6 +34,7 @@ from fusegen.planner.attention.wgmma import (
     registers_of,
     ring_bytes,
     tiles,
+    unboxed,
     unmovable,
 )
 from fusegen.planner.attention.wgmma_cost import estimate
@@ -53,10 +55,12 @@ def attention_wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[Wg
         raise NoMatch(f"{target.arch} has no wgmma for factors of {found.dtype}")
     mask = mask_of(found)
     depth, width = (size_of(size, graph.sizes) for size in (found.depth, found.width))
-    fitting = (
-        candidate(graph, found, mask, target, layout, tile, atom) for tile in tiles(depth, width) if deals(tile, found)
-    )
-    plans = [plan for plan in fitting if plan]
+    sizes = {size_of(node.inputs[0].shape[-2], graph.sizes) for node in found.paged.values()}
+    dealt = [tile for tile in tiles(depth, width) if deals(tile, found)]
+    whole = [tile for tile in dealt if not any(unboxed(rows, tile.keys) for rows in sizes)]
+    if dealt and not whole:
+        raise NoMatch(unboxed(max(sizes), dealt[0].keys) or unboxed(min(sizes), dealt[0].keys))
+    plans = [plan for tile in whole if (plan := candidate(graph, found, mask, target, layout, tile, atom))]
     if not plans:
         raise NoMatch(
             f"queries of {depth} numbers and values of {width}: two stages of them, or a thread's sums, are more than "
@@ -87,7 +91,10 @@ def candidate(
     query, key = (matrix(a, target, depth, n, 16) for a, n in zip(factors[:2], (tile.rows, tile.keys), strict=True))
     value = matrix(factors[2], target, width, tile.keys, 16, values=True)
     query_boxes = boxes(factors[0], dims, tile.rows, depth)
-    key_boxes, value_boxes = (boxes(a, dims, tile.keys, n) for a, n in zip(factors[1:], (depth, width), strict=True))
+    key_boxes, value_boxes = (
+        boxes(a, dims, tile.keys, n, pages=pages_of(found, t, accesses))
+        for a, n, t in zip(factors[1:], (depth, width), (found.key, found.value), strict=True)
+    )
     outputs = [accesses[t.name, "tile"] for t in lowered.outputs]
     stored = {a.tensor: boxes(a, dims, tile.rows, width, BOX_ROWS) for a in outputs if is_stored(a, dims)}
     scored = inputs_of(lowered, (*found.score_body, *found.weight_body))

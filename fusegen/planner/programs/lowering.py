@@ -27,17 +27,24 @@ from fusegen.language.sizes import Dim, Expr, Shape, Size, broadcast, dims_in, s
 from fusegen.language.trace import OPS
 from fusegen.language.types import TensorType, i32
 from fusegen.language.views import View, made
+from fusegen.planner.attention.recognition import is_attention
 from fusegen.planner.programs.cutting import made_of_arrays
 from fusegen.planner.programs.grouping import groups_in_rows
+from fusegen.planner.programs.pages import Paged, paged_in
 from fusegen.planner.programs.seen import (
+    across,
+    before,
     behind_rows,
     lies_across,
     name_of_view,
+    number,
     once,
     part_name,
+    plus,
     side,
     size_name,
-    turned,
+    times,
+    turned_round,
     within,
 )
 
@@ -115,6 +122,8 @@ class Lowering:
         self.taken = {t.name for t in (*graph.inputs, *graph.outputs)} | set(graph.sizes)
         self.anchored = behind_rows(graph) if anchored is None else anchored
         self.arrays = made_of_arrays(graph)
+        self.attention = is_attention(graph)
+        self.paged: dict[Node, Node] = {}  # rows of pages, by their tables
         self.outside: dict[Node, Node] = {}
 
     def result(self) -> Lowered:
@@ -223,7 +232,7 @@ class Lowering:
             outer = next(
                 (a for a in arguments if a.op.kind is Kind.VIEW and a in self.anchored and a.shape == node.shape), None
             )
-            inner = self.before(outer, arguments, node.shape) if outer is not None else None
+            inner = before(outer, arguments, node.shape, self.anchored) if outer is not None else None
             if outer is not None and inner is not None:
                 source = outer.inputs[0]
                 self.anchored |= {a for a in inner if a.op.kind is Kind.VIEW and a.inputs[0] in self.anchored}
@@ -237,18 +246,6 @@ class Lowering:
                 self.anchored |= {found}
         self.outside[node] = found
         return found
-
-    def before(self, outer: Node, arguments: list[Node], shape: Shape) -> tuple[Node, ...] | None:
-        """The arguments of an elementwise step as they are before the view `outer`; None where that is no view of one,
-        and where two that depend on reductions would take turns."""
-        back = outer.view.inverse() if outer.view is not None else None
-        others = [a for a in arguments if a in self.anchored and (a.view, a.shape) != (outer.view, outer.shape)]
-        if back is None or others:
-            return None
-        try:
-            return tuple(turned(a, outer, back, shape) for a in arguments)
-        except ValueError:
-            return None
 
     # ---------------------------------------------------------------- values, through views
 
@@ -330,14 +327,15 @@ class Lowering:
         except ValueError as error:
             raise NotOneStep(node, f"{node.operator}: {error}") from None
 
-    def operand(self, node: Node, view: View, turn: int = 0) -> Node:
-        """What a view shows of an operand; another tensor in each turn that its rows are looked up."""
+    def operand(self, node: Node, view: View, turn: int = 0, whole: bool = False) -> Node:
+        """What a view shows of an operand, which goes by its own name where that is all of it (`whole`); another tensor
+        in each turn that its rows are looked up."""
         tensor = self.graph.tensor_of[node]
         if tensor.shape and not view.shape:  # one element is an array still
             view = view.sliced(None)
         key = (tensor.name, view, turn)
         if key not in self.inputs:
-            if view.is_identity or self.whole_by(view, node):
+            if whole or view.is_identity or self.whole_by(view, node):
                 name = self.free(tensor.name) if turn else tensor.name
             else:
                 name = self.free(name_of_view(self.graph, node, view) or part_name(tensor.name, view, self.graph.sizes))
@@ -383,23 +381,8 @@ class Lowering:
             last = j == rank - 1
             op, shape = ("col_index", view.shape[-1:]) if last else ("row_index", (view.shape[j], 1))
             index = Node(OPS[op], (), shape, i32, node.operator)
-            total = self.plus(total, self.times(index, step), node)
-        return self.plus(total, self.number(offset, node) if offset != 0 or total is None else None, node)
-
-    def number(self, value: Size, node: Node) -> Node:
-        return Node(OPS["literal"], (), (), i32, node.operator, literal=int(value))
-
-    def times(self, index: Node, step: Size) -> Node:
-        if step == 1:
-            return index
-        return Node(OPS["mul"], (index, self.number(step, index)), index.shape, i32, index.operator)
-
-    def plus(self, total: Node | None, more: Node | None, node: Node) -> Node:
-        if total is None or more is None:
-            found = total or more
-            assert found is not None
-            return found
-        return Node(OPS["add"], (total, more), broadcast(total.shape, more.shape), i32, node.operator)
+            total = plus(total, times(index, step), node)
+        return plus(total, number(offset, node) if offset != 0 or total is None else None, node)
 
     def elementwise(self, node: Node, view: View, full: bool) -> Node:
         arguments: list[Node] = []
@@ -476,6 +459,17 @@ class Lowering:
         rows = self.operand(source, shown, turns.setdefault(found, len(turns)))
         return replace(node, inputs=(rows, found), shape=broadcast(found.shape, shape))
 
+    def pages(self, of: Paged) -> Node:
+        """Rows of pages, as attention reads its keys and values."""
+        node, index = of.node, of.node.inputs[1]
+        own = self.composed(of.named, View.identity(index.shape).broadcast(node.shape), node)
+        found = self.seen(index, own, full=True)
+        turns = self.looked_up.setdefault((of.table, of.shown), {})
+        whole = len(self.graph.users[of.table]) == 1
+        source = self.operand(of.table, of.shown, turns.setdefault(found, len(turns)), whole)
+        rows = replace(node, op=OPS["paged_rows"], inputs=(source, found), shape=of.shape)
+        return self.paged.setdefault(source, rows)
+
     def at_index(
         self, node: Node, view: View, index: Node, rows: Shape, table: Shape
     ) -> tuple[Node, View, Shape]:  # fmt: skip
@@ -511,9 +505,9 @@ class Lowering:
         """An operand whose matrices a product takes the other way round."""
         rank = len(node.shape)
         swap = (*range(rank - 2), rank - 1, rank - 2)
-        source = self.composed(view, View.identity(node.inputs[0].shape).transposed(swap), node)
-        mine = len(view.shape)
-        inner = self.seen(node.inputs[0], source.transposed((*range(mine - 2), mine - 1, mine - 2)), full=True)
+        source = across(self.composed(view, View.identity(node.inputs[0].shape).transposed(swap), node))
+        pages = paged_in(node.inputs[0], source) if self.attention else None
+        inner = self.pages(pages) if pages else self.seen(node.inputs[0], source, full=True)
         return replace(node, inputs=(inner,), shape=view.shape)
 
     def matmul(self, node: Node, view: View) -> Node:
@@ -540,14 +534,15 @@ class Lowering:
         return replace(node, inputs=(made_left, made_right, *scales, *ends), shape=shape)
 
     def factor(self, node: Node, view: View, of: Node) -> Node:
+        if self.attention and (pages := paged_in(node, view)) is not None:
+            return self.pages(pages)
+        if self.attention and (pages := paged_in(node, across(view))) is not None:
+            return turned_round(self.pages(pages), of.operator)
         source, shown = node, view
         while (step := source.view) is not None:
             source, shown = source.inputs[0], self.composed(shown, step, node)
         if source.op.kind is Kind.INPUT and lies_across(shown):
-            shown = once(shown)
-            rank = len(shown.shape)
-            inner = self.operand(source, shown.transposed((*range(rank - 2), rank - 1, rank - 2)))
-            return Node(OPS["transpose"], (inner,), shown.shape, inner.dtype, of.operator)
+            return turned_round(self.operand(source, across(once(shown))), of.operator)
         return self.row(node, view, view.shape[-2:])
 
     # ---------------------------------------------------------------- plain dims

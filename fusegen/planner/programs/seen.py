@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 
-from fusegen.language.graph import Graph, Kind, Node
-from fusegen.language.sizes import Expr, Shape, Size, size_of, without_number
+from fusegen.language.graph import Graph, Kind, Node, Operator
+from fusegen.language.sizes import Expr, Shape, Size, broadcast, size_of, without_number
 from fusegen.language.trace import OPS
+from fusegen.language.types import i32
 from fusegen.language.views import View, made
 
 
@@ -22,6 +23,19 @@ def turned(argument: Node, outer: Node, back: View, shape: Shape) -> Node:
     own = View.identity(argument.shape).broadcast(shape)
     view = back.of(own)
     return Node(OPS["view"], (argument,), view.shape, argument.dtype, outer.operator, view=view)
+
+
+def before(outer: Node, arguments: list[Node], shape: Shape, anchored: set[Node]) -> tuple[Node, ...] | None:
+    """The arguments of an elementwise step as they are before the view `outer`; None where that is no view of one,
+    and where two that depend on reductions would take turns."""
+    back = outer.view.inverse() if outer.view is not None else None
+    others = [a for a in arguments if a in anchored and (a.view, a.shape) != (outer.view, outer.shape)]
+    if back is None or others:
+        return None
+    try:
+        return tuple(turned(a, outer, back, shape) for a in arguments)
+    except ValueError:
+        return None
 
 
 def within(view: View, part: View) -> View | None:
@@ -155,6 +169,42 @@ def side(view: View, factor: Node, node: Node, rows: bool) -> View:
     base = (*outer.base, *((size,) for size in factor.shape[-2:]))
     columns = (*leading, *((along, depth) if rows else (depth, along)))
     return made((*outer.shape, *last), base, column(view.offset[own], 0, outer.offset), columns)
+
+
+def across(view: View) -> View:
+    """The same with its last two axes swapped."""
+    rank = len(view.shape)
+    return view.transposed((*range(rank - 2), rank - 1, rank - 2))
+
+
+def turned_round(node: Node, operator: Operator) -> Node:
+    """A factor that a product takes the other way round than it lies."""
+    shape = (*node.shape[:-2], node.shape[-1], node.shape[-2])
+    return Node(OPS["transpose"], (node,), shape, node.dtype, operator)
+
+
+# ---------------------------------------------------------------- indices
+
+
+def number(value: Size, node: Node) -> Node:
+    return Node(OPS["literal"], (), (), i32, node.operator, literal=int(value))
+
+
+def times(index: Node, step: Size) -> Node:
+    if step == 1:
+        return index
+    return Node(OPS["mul"], (index, number(step, index)), index.shape, i32, index.operator)
+
+
+def plus(total: Node | None, more: Node | None, node: Node) -> Node:
+    if total is None or more is None:
+        found = total or more
+        assert found is not None
+        return found
+    return Node(OPS["add"], (total, more), broadcast(total.shape, more.shape), i32, node.operator)
+
+
+# ---------------------------------------------------------------- where views are made
 
 
 ANCHORED = (Kind.REDUCE, Kind.GROUP, Kind.SCAN, Kind.PRODUCT, Kind.SELECT, Kind.JOIN)
