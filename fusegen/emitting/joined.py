@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,9 @@ def render_joined(plan: JoinedPlan) -> JoinedSource:
     return JoinedSource(plan, tidy(text), f"{plan.name}{plan.target.spelling.file_suffix}")
 
 
+ROWS = "rows"
+
+
 def rendered(plan: Plan | JoinedPlan) -> Source | JoinedSource:
     """What is launched, as text."""
     return render_joined(plan) if isinstance(plan, JoinedPlan) else render(plan)
@@ -33,17 +37,22 @@ def joined_context(plan: JoinedPlan, said: Sequence[Mapping[str, Any]]) -> dict[
     type."""
     main = next((own for own in said if own["row_reduces"] or own["group_reduces"]), said[0])
     functions = {name for own in said for name in own["uses"]["functions"]}
-    parts = [
-        {
-            "name": f"part_{letter}",
-            "said": what,
-            "signature": own["signature"],
-            "body": body_of(part, own),
-            "call": call(f"part_{letter}", ["block", *(f"{letter}_{param.name}" for param in part.params)]),
-            "count": plan.blocks_name(place) if place + 1 < len(said) else "",
-        }
-        for place, (letter, what, part, own) in enumerate(zip(LETTERS, plan.said, plan.parts, said, strict=False))
-    ]
+    parts = []
+    for place, (letter, what, part, own) in enumerate(zip(LETTERS, plan.said, plan.parts, said, strict=False)):
+        body = body_of(part, own)
+        # blocks of one row each are as many as there are rows, and need not count them
+        asked = [param.name != ROWS or re.search(rf"\b{ROWS}\b", body) is not None for param in part.params]
+        given = (f"{letter}_{param.name}" for param, asks in zip(part.params, asked, strict=True) if asks)
+        parts.append(
+            {
+                "name": f"part_{letter}",
+                "said": what,
+                "signature": [text for text, asks in zip(own["signature"], asked, strict=True) if asks],
+                "body": body,
+                "call": call(f"part_{letter}", ["block", *given]),
+                "count": plan.blocks_name(place) if place + 1 < len(said) else "",
+            }
+        )
     words = context_words(plan)
     return {
         **main,

@@ -41,10 +41,9 @@ def grouped_matmul(x: Value, w: Value | Transposed, ends: Value) -> Value:
 
 
 def need_ends(ends: Value) -> None:
-    """Raises SpecError for what is no operand of i32 [E]."""
+    """Raises SpecError for what is not i32 [E], an operand or computed."""
     tensor = current().operands.get(ends.node)
-    if tensor is not None and tensor.dtype is i32 and len(tensor.shape) == 1:
-        return
-    found = str(tensor.type) if tensor else f"{ends.dtype}{shape_text(ends.shape)} that are computed"
-    advice = "" if tensor else "\n  compute them in a chain of their own"
-    raise SpecError(f"grouped_matmul: found ends {found}; wanted an operand, as ends: i32[E]{advice}", caller())
+    dtype = tensor.dtype if tensor else ends.dtype
+    if dtype is not i32 or len(ends.shape) != 1:
+        found = str(tensor.type) if tensor else f"{ends.dtype}{shape_text(ends.shape)} that are computed"
+        raise SpecError(f"grouped_matmul: found ends {found}; wanted i32[E], where each group ends", caller())

@@ -46,7 +46,8 @@ def obstacle(graph: Graph) -> Obstacle | None:
             )
             return Obstacle(reason, graph.where)
     return (
-        of_gathers(graph)
+        of_ends(graph)
+        or of_gathers(graph)
         or of_scatters(graph)
         or of_scans(graph, shape)
         or of_columns(graph, shape)
@@ -54,6 +55,15 @@ def obstacle(graph: Graph) -> Obstacle | None:
         or of_outputs(graph, shape)
         or of_rows(graph, shape)
     )
+
+
+def of_ends(graph: Graph) -> Obstacle | None:
+    """Ends of groups that are computed: each block of a product walks over all of them."""
+    for node in graph.products:
+        if node.ends is not None and shown(node.ends).op.kind is not Kind.INPUT:
+            reason = f"{node.operator} takes groups whose ends are computed: a program cuts here"
+            return Obstacle(reason, node.where, node.ends)
+    return None
 
 
 def of_gathers(graph: Graph) -> Obstacle | None:

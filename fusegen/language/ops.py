@@ -81,6 +81,7 @@ from fusegen.language.elementwise import (
 from fusegen.language.gathering import gather, gather_sum, scatter, take_at
 from fusegen.language.graph import MOST_PICKED, Kind, Node, behind
 from fusegen.language.group_limits import limit_of
+from fusegen.language.group_sorting import sort_by_group
 from fusegen.language.grouped_products import grouped_matmul
 from fusegen.language.layers import batchnorm, groupnorm, kl_div, rope
 from fusegen.language.nodes import OF_KERNELS, PRIMITIVE_KINDS, GroupLimit
@@ -569,7 +570,7 @@ COMPOSITES = (
     quick_geglu, clipped_swiglu, bilinear, clip,
     mean, var, amax, std, norm, logsumexp, any, all, softmax, log_softmax, layernorm, rmsnorm, l2norm, quantize,
     dequantize, cross_entropy, one_hot, causal, uniform, normal, dropout,
-    groupnorm, batchnorm, rope, kl_div, einsum, top_p, top_k, min_p, sort, gather_sum,
+    groupnorm, batchnorm, rope, kl_div, einsum, top_p, top_k, min_p, sort, gather_sum, sort_by_group,
 )  # fmt: skip
 SELECTIONS = (topk, argmax, argmin, take)
 VIEWS = (split, concat, stack, rearrange, groups, flip, roll, broadcast)
@@ -580,13 +581,12 @@ __all__ = (  # noqa: RUF022  # by kind
     "minimum", "maximum", "clip", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "where",
     "cast", "bitcast", "pack", "unpack",
     "power_of_2_above", "power_of_2_below", "col_index", "row_index", "size", "matmul", "grouped_matmul",
-    "sum", "max", "min",
-    "amax", "mean", "var", "std", "norm",
+    "sum", "max", "min", "amax", "mean", "var", "std", "norm",
     "prod", "quick_geglu", "clipped_swiglu", "bilinear", "groupnorm", "batchnorm", "rope", "kl_div",
     "einsum", "cumsum", "cumprod", "sort", "top_p", "top_k", "min_p",
     "logsumexp", "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "quantize", "dequantize",
     "cross_entropy", "one_hot", "causal", "uniform", "normal", "dropout", "topk", "argmax", "argmin", "take", "gather",
-    "gather_sum", "scatter", "split", "concat", "stack",
+    "gather_sum", "sort_by_group", "scatter", "split", "concat", "stack",
     "rearrange", "groups", "flip", "roll", "broadcast",
 )  # fmt: skip
 FUNCTIONS = __all__

@@ -380,7 +380,8 @@ class Writer:
         if node.op.kind is Kind.PRODUCT:
             dtype = self.graph.factor_types[node]
             if node.ends:
-                return TEXTS[node.op.name].format(*(self.factor(a, dtype) for a in node.factors), self.name(node.ends))
+                ends = self.name(node.ends) + ".to(torch.int32)" * bool(node.ends.inputs)  # torch's sums are of i64
+                return TEXTS[node.op.name].format(*(self.factor(a, dtype) for a in node.factors), ends)
             if node.scales:
                 return BLOCKS.format(*map(self.name, node.inputs))
             if dtype.narrow:  # torch's own products of 8 bits want scales, and sizes that are multiples of 16

@@ -33,7 +33,8 @@ from fusegen.version import PACKAGE
 
 OURS = str(PACKAGE) + os.sep
 OPS_FILES = tuple(
-    str(PACKAGE / "language" / name) for name in ("ops.py", "elementwise.py", "layers.py", "quantizing.py", "random.py")
+    str(PACKAGE / "language" / name)
+    for name in ("ops.py", "elementwise.py", "group_sorting.py", "layers.py", "quantizing.py", "random.py")
 )
 NOT_A_SPEC = (OURS, contextlib.__file__, functools.__file__)
 

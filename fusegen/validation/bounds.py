@@ -89,14 +89,16 @@ def analyse(plan: Plan, operands: Sequence[Any]) -> tuple[Bounded, ...]:
 
 @np.errstate(all="ignore")
 def analyse_nodes(
-    graph: Graph, operands: Sequence[Any], hows: Mapping[Node, How], columns: Array | None = None
-) -> dict[Node, Bounded]:
+    graph: Graph, operands: Sequence[Any], hows: Mapping[Node, How], columns: Array | None = None,
+    results: Sequence[Array] = (),
+) -> dict[Node, Bounded]:  # fmt: skip
     """Every node's value and bound. An operand that an earlier kernel made is Bounded itself. `columns` are those that
     the kernel chose, where it says so: then what is taken at them is bounded there, whether they are right or not.
-    Otherwise the bounds cover every choice that the errors of the keys allow.
+    Otherwise the bounds cover every choice that the errors of the keys allow. `results`: of a launch, whose shapes say
+    what no operand's does.
     """
     given = [operand if isinstance(operand, Bounded) else exact(operand) for operand in operands]
-    sizes = sizes_of(graph, [g.value for g in given])
+    sizes = sizes_of(graph, [g.value for g in given], results)
     table: dict[Node, Bounded] = {}
     for tensor, operand in zip(graph.inputs, given, strict=True):
         wide = {f32: np.float64, i32: np.int32, u32: np.uint32, b8: np.bool_}[tensor.dtype.value]
@@ -201,14 +203,19 @@ def multiplied(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Boun
     return bounded(value, product_error(a, a_error, b, b_error, value, how.summed, how.bits))
 
 
-def sizes_of(graph: Graph, arrays: Sequence[Array]) -> Mapping[str, int]:
-    """Every dim's size in one call."""
+def sizes_of(graph: Graph, arrays: Sequence[Array], results: Sequence[Array] = ()) -> Mapping[str, int]:
+    """Every dim's size in one call; of those that no operand has, by the results."""
+    made = (
+        zip(t.shape, a.shape, strict=True)
+        for t, a in zip(graph.outputs, results, strict=False)
+        if a.ndim == len(t.shape)
+    )
     axes = (
         axis
         for tensor, array in zip(graph.inputs, arrays, strict=True)
         for axis in zip(tensor.shape, array.shape, strict=True)
     )
-    return {**graph.sizes, **measured(axes)}
+    return {**graph.sizes, **measured(itertools.chain.from_iterable(made)), **measured(axes)}
 
 
 def step(

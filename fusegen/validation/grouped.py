@@ -17,8 +17,13 @@ MOST = int(i32.largest)
 
 
 def ends_of(graph: Graph) -> dict[str, Size]:
-    """The operands that say where groups end, each with the number of rows that are grouped."""
-    return {graph.tensor_of[n.ends].name: n.shape[0] for n in graph.products if n.ends}
+    """The operands that say where groups end, each with the number of rows that are grouped; computed ends are none."""
+    return {graph.tensor_of[n.ends].name: n.shape[0] for n in graph.products if n.ends and n.ends in graph.tensor_of}
+
+
+def computed_ends(graph: Graph) -> bool:
+    """Does the chain itself compute where groups end?"""
+    return any(n.ends and n.ends not in graph.tensor_of for n in graph.products)
 
 
 def group_ends(rng: np.random.Generator, groups: int, rows: int) -> Array:

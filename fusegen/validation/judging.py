@@ -42,7 +42,7 @@ def judged(
     read for operands that are not exact."""
     chosen = next((i for i, t in enumerate(graph.outputs) if t.node is graph.selection), None)
     columns = None if chosen is None else outputs[chosen]
-    laws = analyse_nodes(graph, operands, hows, columns)
+    laws = analyse_nodes(graph, operands, hows, columns, outputs)
     alike = np.ones(1, bool)
     if chosen is not None and expected[chosen] is not None:
         alike = (np.asarray(expected[chosen]) == columns).all(-1, keepdims=True)

@@ -43,7 +43,7 @@ from fusegen.validation.checks import (
 )
 from fusegen.validation.compare import Compared
 from fusegen.validation.few_parts import in_turn, turns_of, with_few_parts
-from fusegen.validation.grouped import ends_of, group_ends, in_groups
+from fusegen.validation.grouped import computed_ends, ends_of, group_ends, in_groups
 from fusegen.validation.in_place import NAME as IN_PLACE
 from fusegen.validation.in_place import overwriting, reason_of, side_by_side
 from fusegen.validation.inputs import (
@@ -185,6 +185,7 @@ class ProgramChecks(Checks):
         whole = rows_of_tables(self.graph)
         free = [name for name in self.free() if name not in summed_dims(self.graph) | whole]
         counted = draws(self.graph) or any(node.op.name == "row_index" for node in self.graph.nodes)
+        counted = counted or computed_ends(self.graph)  # say by numbers of rows which are whose
         if not self.wants("apart") or not free or counted or self.graph.scatters or moved(self.graph, free):
             return
         every = {name: range(operands.sizes[name])[::-2] for name in free}

@@ -120,10 +120,10 @@ BAD: dict[str, tuple[Callable[..., object], dict[str, TensorType], str]] = {
     ),
     "ends of i64": (
         lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"ends": i64[E]},
-        r"found ends i64\[E\]; wanted an operand, as ends: i32\[E\]",
+        r"found ends i64\[E\]; wanted i32\[E\], where each group ends",
     ),
-    "computed ends": (
-        lambda x, w, ends: F.grouped_matmul(x, w, ends + 1), WHOLE, r"ends i32\[E\] that are computed.*\n  compute",
+    "computed ends of f32": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends + 1.0), WHOLE, r"found ends f32\[E\] that are computed; wanted",
     ),
     "no ends": (
         lambda x, w, ends: F.grouped_matmul(x, w, None),  # type: ignore[arg-type]

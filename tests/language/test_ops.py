@@ -411,6 +411,8 @@ def test_composite_matches_numpy(function: Callable[..., Any], target: Target) -
             return F.where(function(x, 0.5 if function is F.min_p else 3), x, -x)
         if function is F.sort:
             return function(x)[0]
+        if function is F.sort_by_group:
+            return x * F.cast(function(F.cast(x[:, 0], i32), 4)[2], f32)[:, None]
         if function is F.gather_sum:
             ids = F.cast(F.broadcast(F.max(x), (M, 2)), i32)
             return function(x, ids, x[:, :2])

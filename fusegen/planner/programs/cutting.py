@@ -170,7 +170,9 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
         if node.op.kind is Kind.PRODUCT:
             wanted = graph.factor_types[node]
             arguments = [
-                m if a not in loose or is_stored(shown_by(a), wanted) or wanted.narrow else rounded_to(wanted, m)
+                m
+                if a not in loose or a is node.ends or is_stored(shown_by(a), wanted) or wanted.narrow
+                else rounded_to(wanted, m)
                 for a, m in zip(node.inputs, arguments, strict=True)
             ]
         made[node] = replace(node, inputs=tuple(arguments))

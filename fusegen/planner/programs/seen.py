@@ -75,8 +75,8 @@ def part_name(whole: str, view: View, sizes: Mapping[str, int]) -> str:
 
 def place_in_words(view: View, sizes: Mapping[str, int]) -> str:
     """Where a part lies along the one axis that it is a part of: `low` and `high` are halves, of that axis or of each
-    of the equal stretches that it is seen as; `even` and `odd` every second element; `offset_96` begins there. Empty
-    for others."""
+    of the equal stretches that it is seen as; `even` and `odd` every second element; `1_of_4` every fourth from the
+    second on; `offset_96` begins there. Empty for others."""
     found = ""
     for base, offset, steps in zip(view.base, view.offset, view.steps, strict=True):
         whole, start = math.prod(size_of(size, sizes) for size in base), size_of(offset, sizes)
@@ -94,6 +94,8 @@ def place_in_words(view: View, sizes: Mapping[str, int]) -> str:
             part = {0: "low", count: "high"}.get(start, "") if halves else "" if outer else f"offset_{start}"
         else:
             part = {0: "even", 1: "odd"}.get(start, "") if halves and step == 2 else ""
+            if step > 2 and start < step and step * count == period:
+                part = f"{start}_of_{step}"
         if found or not part:
             return ""
         found = part

@@ -1,0 +1,322 @@
+// moe_layer_h  bf16[E, H, D], bf16[E, H, D], i32[E], bf16[T_times_4, D] -> bf16[T_times_4, H]  at E=64 H=1024 D=2048 T_times_4=1024
+// h of moe_layer.
+//
+// target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
+// tile     16 x 16 tiles, slice-K by 8 groups of warps; slices of 64 in a ring of 3 for each group;
+//          each of rows of one of 64 groups
+// traffic  543.2 MB moved, 543.2 MB ideal, 555.7 MB with products apart, 559.9 MB unfused in 4 launches
+// floor    266.4 us at 2.039 TB/s; memory-bound at 15.81 flop/B
+// rounding h to bf16 when stored; f32 between
+// needs    E=64, H=1024, D=2048; rows of all operands next to each other; tokens, gate, up, h: address
+//          and strides in multiples of 16 B; upto_value [E] shared by every row
+
+#include <cuda_bf16.h>
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x, within 1 ulp; above 2^126 it is 0
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
+}
+
+// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 16, tile_cols = 16, tile_k = 64, stages = 3;
+constexpr int split_k = 8, steps = 4;  // parts of K, and slices of each
+constexpr int tiles_across = 64;
+constexpr int segments = 64;  // groups of rows
+// elements from the start of a slice to the right factors, and to its end
+constexpr int gate_at = tile_rows * tile_k;
+constexpr int up_at = gate_at + tile_cols * tile_k;
+constexpr int slice_elements = up_at + tile_cols * tile_k;
+constexpr int slice_bytes = 2 * slice_elements;
+// floats from a row of sums to the next: what a warp writes at once lies in different banks
+constexpr int sums_stride = tile_cols + 4;
+constexpr int group_floats = 2 * tile_rows * sums_stride;  // of a slice-K group's sums
+
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
+// 8 rows of one column of chunks lie in different banks
+template <int Chunks>
+__device__ __forceinline__ int place(int row, int k) {
+  constexpr int period = Chunks < 8 ? Chunks : 8;
+  const int xor_mask = row / (8 / period) % period;
+  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
+}
+
+// 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
+template <int Width, typename T>
+__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
+  if constexpr (Width == 8) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        :: "r"(to), "l"(from), "r"(count * 2) : "memory");
+  } else {
+    #pragma unroll
+    for (int j = 0; j < 8; j += Width) {
+      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+          :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
+    }
+  }
+}
+
+// the same address, that threads have in registers of their own
+__device__ __forceinline__ unsigned own_address(unsigned address) {
+  return address ^ threadIdx.y;
+}
+
+// 8 elements that are read once: evict-first in the L2 cache
+template <typename T>
+__device__ __forceinline__ void copy_evict_first(unsigned to, const T* from, int count) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+      :: "r"(to), "l"(from), "r"(count * 2), "l"(policy) : "memory");
+}
+
+// the copies since the last call become one group
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// waits for the thread's own groups, all but the last Pending
+template <int Pending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
+}
+
+// N neighbouring sums in shared memory, added up over the 8 slice-K groups, always in this order
+template <int N>
+__device__ __forceinline__ Vec<float, N> gathered(const float* from) {
+  Vec<float, N> total = {};
+  #pragma unroll
+  for (int group = 0; group < 8; ++group) {
+    const Vec<float, N> part = load<N>(from + group * group_floats);
+    #pragma unroll
+    for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
+  }
+  return total;
+}
+
+struct Segment {
+  int number;  // of the group
+  long long row0, end;  // the tile's first row, and the first one behind the group
+  bool of_group;  // else its rows are of none
+};
+
+// the group of tile `number`, counted from the top. A group's rows end at ends[s], but not before the one above it ends,
+// nor behind all rows: no end is read as a place that is not there
+__device__ __forceinline__ Segment segment_of(const int* ends, long long rows, unsigned number) {
+  const int most = rows < 0x7fffffff ? static_cast<int>(rows) : 0x7fffffff;
+  Segment found{segments - 1, 0, rows, false};
+  int begin = 0;
+  unsigned before = 0;  // tiles
+  #pragma unroll 8
+  for (int s = 0; s < segments; ++s) {  // to the end, so that ends are asked for several at a time
+    const int end = ends[s] < begin ? begin : ends[s] < most ? ends[s] : most;
+    const unsigned behind = before + (static_cast<unsigned>(end - begin) + tile_rows - 1) / tile_rows;
+    if (before <= number && number < behind) {
+      found = Segment{s, begin + static_cast<long long>(number - before) * tile_rows, end, true};
+    }
+    before = behind;
+    begin = end;
+  }
+  if (!found.of_group) found.row0 = begin + static_cast<long long>(number - before) * tile_rows;
+  return found;
+}
+
+// four matrices of 8 x 16 bytes, from the rows whose places the lanes give
+__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
+
+// sums += right^T left^T, 16 columns by 8 rows
+__device__ __forceinline__ void multiply_add(
+    float (&sums)[4], const unsigned (&right)[4], unsigned left_0, unsigned left_1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+moe_layer_h(
+    const __nv_bfloat16* __restrict__ gate_ptr,
+    const __nv_bfloat16* __restrict__ up_ptr,
+    const int* __restrict__ upto_value_ptr,
+    const __nv_bfloat16* __restrict__ tokens_ptr,
+    __nv_bfloat16* __restrict__ h_ptr,
+    long long rows,
+    long long tokens_stride,
+    long long gate_ld,
+    long long gate_group,
+    long long up_ld,
+    long long up_group,
+    long long h_stride)
+{
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int lane = threadIdx.x % 32;
+  const int k_group = threadIdx.x / 32;  // slice-K: of 8 groups of warps
+  const unsigned tile = blockIdx.x;
+  const Segment here = segment_of(upto_value_ptr, rows, tile / tiles_across);
+  const long long row0 = here.row0, segment_end = here.end;
+  const int segment = here.number;
+  const bool of_group = here.of_group;
+  const int across = tile % tiles_across;
+  if (row0 >= rows) return;  // the groups need fewer tiles
+  const int rows_here = segment_end - row0 < tile_rows ? static_cast<int>(segment_end - row0) : tile_rows;
+  const int col0 = across * tile_cols;
+
+  // the ring of 3 slices, and what the thread brings of each
+  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + k_group * (stages * slice_elements);
+  const int tokens_m = lane / 8, tokens_k = lane % 8 * 8;
+  const __nv_bfloat16* tokens_from = tokens_ptr + (row0 + tokens_m) * tokens_stride + k_group * tile_k + tokens_k;
+  const int gate_n = lane / 8, gate_k = lane % 8 * 8;
+  const __nv_bfloat16* gate_from = gate_ptr + segment * gate_group + (col0 + gate_n) * gate_ld + k_group * tile_k + gate_k;
+  const int up_n = lane / 8, up_k = lane % 8 * 8;
+  const __nv_bfloat16* up_from = up_ptr + segment * up_group + (col0 + up_n) * up_ld + k_group * tile_k + up_k;
+  const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
+  const auto copy_slice = [&](int step) {
+    const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const unsigned to = slice + place<8>(tokens_m + v * 4, tokens_k) * 2;
+      copy_chunk<8>(to, tokens_from + v * 4 * tokens_stride, tokens_m + v * 4 < rows_here ? 8 : 0);
+    }
+    tokens_from += split_k * tile_k;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const unsigned to = slice + (gate_at + place<8>(gate_n + v * 4, gate_k)) * 2;
+      copy_evict_first(to, gate_from + v * 4 * gate_ld, 8);
+    }
+    gate_from += split_k * tile_k;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const unsigned to = slice + (up_at + place<8>(up_n + v * 4, up_k)) * 2;
+      copy_evict_first(to, up_from + v * 4 * up_ld, 8);
+    }
+    up_from += split_k * tile_k;
+  };
+
+  // 4 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  unsigned tokens_part[2][1][4];
+  unsigned gate_part[2][1][4];
+  unsigned up_part[2][1][4];
+  float tokens_times_gate_sums[1][2][4] = {};
+  float tokens_times_up_sums[1][2][4] = {};
+  const unsigned tokens_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned gate_lane = ring_at + gate_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
+  const unsigned up_lane = ring_at + up_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
+  const auto load_parts = [&](int step, int k, int buffer) {
+    const unsigned slice = step % stages * slice_bytes;
+    load_matrices(tokens_part[buffer][0], (tokens_lane ^ (k * 32)) + slice);
+    load_matrices(gate_part[buffer][0], (gate_lane ^ (k * 32)) + slice);
+    load_matrices(up_part[buffer][0], (up_lane ^ (k * 32)) + slice);
+  };
+  const auto multiply = [&](int buffer) {
+    #pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      multiply_add(tokens_times_gate_sums[0][m], gate_part[buffer][0], tokens_part[buffer][m / 2][m % 2 * 2],
+          tokens_part[buffer][m / 2][m % 2 * 2 + 1]);
+      multiply_add(tokens_times_up_sums[0][m], up_part[buffer][0], tokens_part[buffer][m / 2][m % 2 * 2],
+          tokens_part[buffer][m / 2][m % 2 * 2 + 1]);
+    }
+  };
+
+  if (of_group) {  // else all sums are 0
+    #pragma unroll
+    for (int s = 0; s < stages - 1; ++s) {
+      copy_slice(s);
+      commit_copies();
+    }
+    wait_copies<stages - 2>();
+    __syncwarp();
+    load_parts(0, 0, 0);
+    const auto take_slice = [&](int step, bool last) {
+      #pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (k == 3 && !last) {
+          wait_copies<stages - 2>();
+        }
+        if (k < 3) {
+          load_parts(step, k + 1, (k + 1) % 2);
+        } else if (!last) {
+          __syncwarp();
+          load_parts(step + 1, 0, 0);
+        }
+        if (k == 0 && !last) {
+          if (step + stages - 1 < steps) copy_slice(step + stages - 1);
+          commit_copies();
+        }
+        multiply(k % 2);
+      }
+    };
+    #pragma unroll 1
+    for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+    take_slice(steps - 1, true);
+  }
+
+  // the sums go through shared memory, where each thread finds neighbouring columns of a row
+  __syncthreads();
+  float* const tokens_times_gate_shared = reinterpret_cast<float*>(shared);
+  float* const tokens_times_up_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
+  #pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int sum_row = m * 8 + lane % 4 * 2 + i % 2;
+      const int sum_col = lane / 4 + i / 2 * 8;
+      tokens_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_gate_sums[0][m][i];
+      tokens_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_up_sums[0][m][i];
+    }
+  }
+  __syncthreads();
+
+  const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
+  const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
+  const long long row = row0 + m;
+  const int col = col0 + n;
+  if (m < tile_rows && row < segment_end) {
+    const Vec<float, 8> tokens_times_gate_total = gathered<8>(tokens_times_gate_shared + m * sums_stride + n);
+    const Vec<float, 8> tokens_times_up_total = gathered<8>(tokens_times_up_shared + m * sums_stride + n);
+    Vec<__nv_bfloat16, 8> h_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float tokens_times_gate = of_group ? tokens_times_gate_total.at[j] : 0.0f;
+      const float tokens_times_up = of_group ? tokens_times_up_total.at[j] : 0.0f;
+      const float silu = tokens_times_gate * reciprocal(1.0f + exponential(-tokens_times_gate));
+      const float h = silu * tokens_times_up;
+      h_vec.at[j] = __float2bfloat16_rn(h);
+    }
+    store<8>(h_ptr + row * h_stride + col, h_vec);
+  }
+}

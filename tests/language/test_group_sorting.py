@@ -1,0 +1,131 @@
+"""Slots sorted by the group that each of them names: kernels against plain sorting, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fusegen
+from fusegen import bf16, chain, dims, f32, i32
+from fusegen import ops as F
+from fusegen.errors import SpecError
+from fusegen.runtime import Program
+from fusegen.validation import validate
+from tests.specs import FEW, SHIPPED
+
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
+TARGETS = ("cuda:h200", "cuda:a100", "hip:mi300x")
+T, S, N, K, E = dims("T S N K E")
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@chain(T=7, E=5)
+def by_group(ids: i32[T, 3]) -> tuple[i32[3 * T], i32[E], i32[T, 3]]:
+    return F.sort_by_group(ids, E)
+
+
+@chain(S=9)
+def of_one_axis(ids: i32[S]) -> tuple[i32[S], i32[4], i32[S]]:
+    return F.sort_by_group(ids, 4)
+
+
+@chain(T=24, N=32, K=32, E=4)
+def of_counts(x: bf16[T, K], w: bf16[E, N, K], counts: i32[E]) -> f32[T, N]:
+    """Ends that the chain computes."""
+    return F.grouped_matmul(x, w.mT, F.cumsum(counts))
+
+
+def obvious(ids: Array, groups: int) -> tuple[Array, Array, Array]:
+    """By sorting, in words: slots of no group behind all others, negative ids last."""
+    flat = ids.reshape(-1).astype(np.int64)
+    order = np.argsort(np.where(flat < 0, 2**31 - 1, flat), kind="stable")
+    ends = np.array([((flat >= 0) & (flat <= group)).sum() for group in range(groups)])
+    return order, ends, np.argsort(order).reshape(ids.shape)
+
+
+KERNELS: dict[tuple[Any, ...], Any] = {}
+
+
+def compiled(one: Any, target: str, **sizes: int) -> Any:
+    key = (one.name, target, *sizes.items())
+    if key not in KERNELS:
+        KERNELS[key] = fusegen.compile(one.at(**sizes), target, on="emulator")
+    return KERNELS[key]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), target=st.sampled_from(TARGETS), tokens=st.sampled_from([1, 2, 7]))
+def test_slots_are_sorted_by_their_groups(data: st.DataObject, target: str, tokens: int) -> None:
+    """Groups are empty, have all slots, or are none: ids of -1, of E, and far ones."""
+    pool = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, -1, -7, 5, 99, 2**31 - 1, -(2**31)]), min_size=1))
+    ids = data.draw(st.lists(st.sampled_from(pool), min_size=3 * tokens, max_size=3 * tokens))
+    given_ids = np.array(ids, np.int32).reshape(tokens, 3)
+    found = compiled(by_group, target, T=tokens)(given_ids)
+    for got, wanted in zip(found, obvious(given_ids, 5), strict=True):
+        assert np.array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("one", [by_group, of_one_axis, of_counts], ids=lambda one: one.name)
+def test_kernels_pass(one: Any, target: str) -> None:
+    assert validate(compiled(one, target), quick=True).ok
+
+
+def test_ends_may_be_computed() -> None:
+    kernel = compiled(of_counts, "cuda:h200")
+    assert isinstance(kernel, Program)
+    assert len(kernel.plan.steps) == 2
+    rng = np.random.default_rng(3)
+    x, w = (rng.standard_normal(shape).astype(bf16.numpy) for shape in ((24, 32), (4, 32, 32)))
+    counts = np.array([3, 0, 11, 4], np.int32)
+    group = np.repeat(np.arange(5), [3, 0, 11, 4, 6])
+    wide = np.concatenate([w, np.zeros_like(w[:1])]).astype(np.float64)
+    wanted = np.einsum("tk,tnk->tn", x.astype(np.float64), wide[group])
+    np.testing.assert_allclose(kernel(x, w, counts), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_layer_of_experts_is_what_its_experts_make(target: str) -> None:
+    """Against numpy, expert by expert; of one token as well."""
+    rng = np.random.default_rng(8)
+    for tokens in (1, 9):
+        sizes = {**FEW["moe_layer"], "T": tokens}
+        kernel = compiled(SHIPPED["moe_layer"], target, **sizes)
+        d, h, e = sizes["D"], sizes["H"], sizes["E"]
+        shapes = ((tokens, d), (e, d), (e, h, d), (e, h, d), (e, d, h))
+        x, router, gate, up, down = (rng.standard_normal(s).astype(bf16.numpy) for s in shapes)
+        wide = [a.astype(np.float64) for a in (x, router, gate, up, down)]
+        wanted = layer(*wide)
+        got = kernel(x, router, gate / 8, up / 8, down / 8).astype(np.float64)
+        wanted = layer(*wide[:2], *(a / 8 for a in wide[2:]))
+        assert np.abs(got - wanted).max() < 0.03 * np.abs(wanted).max()
+
+
+def layer(x: Array, router: Array, gate: Array, up: Array, down: Array) -> Array:
+    result = np.zeros_like(x)
+    for token, row in enumerate(x):
+        logits = router @ row
+        best = np.argsort(-logits)[:4]
+        weights = np.exp(logits[best] - logits[best].max())
+        for expert, weight in zip(best, weights / weights.sum(), strict=True):
+            g = gate[expert] @ row
+            result[token] += weight * (down[expert] @ (g / (1 + np.exp(-g)) * (up[expert] @ row)))
+    return result
+
+
+def test_what_is_refused() -> None:
+    def refused(said: str, ids: Any, groups: Any) -> None:
+        with pytest.raises(SpecError, match=said):
+
+            @chain(T=4)
+            def wrong(x: ids) -> i32[T]:
+                return F.sort_by_group(x, groups)[0]
+
+    refused("found ids of f32, wanted i32", f32[T, 2], 4)
+    refused(r"found ids \[T, 2, 2\], wanted \[T, 8\] or \[S\]", i32[T, 2, 2], 4)
+    refused("groups is 0; it is a number of at least 1", i32[T, 2], 0)
