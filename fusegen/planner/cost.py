@@ -152,8 +152,9 @@ def operator_traffic(graph: Graph, nodes: list[Node]) -> OperatorTraffic:
     shares = {n: share_taken(graph, n, [u for u in graph.users[n] if u in inside]) for n in reads}
     per_element = sum(round(count_bytes(graph, n, True) * times * shares[n]) for n, times in reads.items())
     moved = sum(round(count_bytes(graph, n, False) * times * shares[n]) for n, times in reads.items())
-    per_element += sum(count_bytes(graph, n, True) for n in results)
-    moved += sum(count_bytes(graph, n, False) for n in results)
+    rows = [n for n in nodes if n.op.name == "gather" and n.inputs[0] in graph.tables]  # as if no two were the same
+    per_element += sum(count_bytes(graph, n, True) for n in (*rows, *results))
+    moved += sum(count_bytes(graph, n, False) for n in (*rows, *results))
     operator = nodes[-1].operator
     name = f"{operator.name} (line {operator.where.line})"
     return OperatorTraffic(name, moved, per_element, tuple(results), tuple(reads.items()))
