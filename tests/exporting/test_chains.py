@@ -29,6 +29,7 @@ CUDA: dict[str, dict[str, int]] = {  # what each is here for
     "gemm_bias_gelu": {"N": 256, "K": 256},
     "grouped_swiglu": {"N": 64, "K": 64, "E": 3},  # tiles that groups begin
     "kv_cache_write": {},  # new rows of operands
+    "paged_attention": FEW["paged_attention"],  # tensor maps of pages, whose number is the size of an axis
     "rope_qk": {},  # views, several steps in one launch
     "topk": {},  # chosen columns
     "w4a16_gemm": {"N": 256, "K": 256},  # bytes that hold two codes
