@@ -68,7 +68,10 @@ Transport = Literal[  # how elements get from memory to where they are used, or 
     "cp.async evict-first",  # the same, and the L2 cache is told that they are read once
     "quads",  # the four lanes that have a row swap pairs of 8 bits, and each stores 8 neighbours
     "tensor",  # boxes of a tensor between memory and shared memory, by one thread and a map
+    "rows",  # such a box in shared memory, of which lanes store 16 bytes each of some rows
 ]
+
+BOXED: tuple[Transport, ...] = ("tensor", "rows")  # by way of boxes in shared memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@
 //         return F.silu(gate) * up
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     128 x 128 tiles of 8 warps, slices of 64 in a ring of 4; each of rows of one of 16 groups
+// tile     ping-pong: two consumer warpgroups, each with tiles of 128x64 of 2 products, a producer 6
+//          slices of 64 ahead; persistent blocks, 8 rows of tiles at a time; each of rows of one of 16
+//          groups
 // traffic  738.2 MB moved, 738.2 MB ideal, 1140.9 MB with products apart, 1275.1 MB unfused in 4
 //          launches
 // floor    555.6 us at 989 TFLOP/s for products; compute-bound at 744.73 flop/B
@@ -22,6 +24,12 @@ template <typename T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
 
 // the vector to p, which is aligned to it
 template <int N, typename T>
@@ -48,55 +56,34 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
-// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 128, tile_k = 64, stages = 4;
+// a tile, the slices of the depth that are summed one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 64, tile_k = 64, stages = 6;
 constexpr int steps = 64;
-constexpr int warp_rows = 64, warp_cols = 32;  // of a tile
-constexpr int tiles_across = 16;
-constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int segments = 16;  // groups of rows
-// elements from the start of a slice to the right factors, and to its end
-constexpr int w_gate_at = tile_rows * tile_k;
-constexpr int w_up_at = w_gate_at + tile_cols * tile_k;
-constexpr int slice_elements = w_up_at + tile_cols * tile_k;
-constexpr int slice_bytes = 2 * slice_elements;
-constexpr int at_once = 256 * 8;  // elements that the threads copy at once
+constexpr int tiles_across = 32;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
+constexpr int warpgroup = 128;  // threads
+// bytes of a line of shared memory, and of slices
+constexpr int line_bytes = 128;
+constexpr int segment_bytes = 64 * line_bytes;
+constexpr int left_bytes = tile_rows * line_bytes, right_bytes = 2 * tile_cols * line_bytes;
+constexpr int slice_bytes = left_bytes + right_bytes;
+constexpr int box_bytes = 16 * line_bytes;  // that a warp stores at once
+// bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
+constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
+constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
 
-// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
-template <int Chunks>
-__device__ __forceinline__ int place(int row, int k) {
-  constexpr int period = Chunks < 8 ? Chunks : 8;
-  const int xor_mask = row / (8 / period) % period;
-  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
-}
+// how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
+struct alignas(64) CUtensorMap {
+  unsigned long long opaque[16];
+};
 
-// 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
-template <int Width, typename T>
-__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
-  if constexpr (Width == 8) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-        :: "r"(to), "l"(from), "r"(count * 2) : "memory");
-  } else {
-    #pragma unroll
-    for (int j = 0; j < 8; j += Width) {
-      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
-      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-          :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
-    }
-  }
-}
-
-// the copies since the last call become one group
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// waits for the thread's own groups, all but the last Pending
-template <int Pending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
-}
+// where a tile lies: its first row and column
+struct Place {
+  int row0, col0;
+  int segment, segment_end;  // its group of rows, and behind which row that ends
+  bool of_group;  // else its rows are of none
+};
 
 struct Segment {
   int number;  // of the group
@@ -125,185 +112,281 @@ __device__ __forceinline__ Segment segment_of(const int* ends, long long rows, u
   return found;
 }
 
-// four matrices of 8 x 16 bytes, from the rows whose places the lanes give
-__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+// how many tiles there are from top to bottom
+__device__ __forceinline__ unsigned tiles_of(const int* ends, long long rows) {
+  const int most = rows < 0x7fffffff ? static_cast<int>(rows) : 0x7fffffff;
+  int begin = 0;
+  unsigned number = 0;
+  #pragma unroll 8
+  for (int s = 0; s < segments; ++s) {
+    const int end = ends[s] < begin ? begin : ends[s] < most ? ends[s] : most;
+    number += (static_cast<unsigned>(end - begin) + tile_rows - 1) / tile_rows;
+    begin = end;
+  }
+  return number + static_cast<unsigned>((rows - begin + tile_rows - 1) / tile_rows);
 }
 
-// sums += right^T left^T, 16 columns by 8 rows
+// 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+__device__ __forceinline__ Place place_of(int tile, int tiles_down, const int* ends, long long rows) {
+  Place at;
+  const int first = tile / group_tiles * group;
+  const int height = tiles_down - first < group ? tiles_down - first : group;
+  const Segment here = segment_of(ends, rows, first + tile % group_tiles % height);
+  at.row0 = static_cast<int>(here.row0);
+  at.segment_end = static_cast<int>(here.end);
+  at.segment = here.number;
+  at.of_group = here.of_group;
+  at.col0 = tile % group_tiles / height * tile_cols;
+  return at;
+}
+
+__device__ __forceinline__ void start_barrier(unsigned barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+}
+
+// waits for the end of the phase with that parity
+__device__ __forceinline__ void wait_at(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}\n"
+      :: "r"(barrier), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ void arrive_at(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+// arrives, and lets the phase end when so many bytes are there as well
+__device__ __forceinline__ void expect_bytes(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+// the box of a tensor at x, y on its way to shared memory; beyond the tensor it is zeros
+__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
+}
+
+// the box of a tensor at x, y, z on its way to shared memory; beyond the tensor it is zeros
+__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+// four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
+__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
+__device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
+  constexpr unsigned address_bits = 0x3ffff;
+  return layout | (address & address_bits) >> 4;
+}
+
+// sums of 64 x 128 elements: the product of two matrices, 16 along K, added to what they were or put in its place
 __device__ __forceinline__ void multiply_add(
-    float (&sums)[4], const unsigned (&right)[4], unsigned left_0, unsigned left_1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
+    float (&sums)[64], unsigned long long left, unsigned long long right, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, %64, %65, add, 1, 1, 0, 0;\n"
+      "}\n"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+        "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+        "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
+        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
+        "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
+        "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
+        "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
+        "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
+        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
+        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
+      : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+// no instruction, but what uses the sums stays behind it: the compiler doesn't know that wgmma writes them until then
+__device__ __forceinline__ void fence_sums(float (&sums)[64]) {
+  #pragma unroll
+  for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sums[i]));
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
 grouped_swiglu(
-    const __nv_bfloat16* __restrict__ x_ptr,
-    const __nv_bfloat16* __restrict__ w_gate_ptr,
-    const __nv_bfloat16* __restrict__ w_up_ptr,
+    const __grid_constant__ CUtensorMap x_map,
+    const __grid_constant__ CUtensorMap w_gate_map,
+    const __grid_constant__ CUtensorMap w_up_map,
     const int* __restrict__ ends_ptr,
     __nv_bfloat16* __restrict__ out_ptr,
     long long rows,
-    long long x_stride,
-    long long w_gate_ld,
-    long long w_gate_group,
-    long long w_up_ld,
-    long long w_up_group,
     long long out_stride)
 {
+  // 6 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 4 * warp_rows;  // the warp's first of the tile
-  const int warp_col = warp % 4 * warp_cols;
-  const long long begun = rows < segments + 1 ? rows : segments + 1;  // each by a tile of its own, at most
-  const unsigned tiles_down = static_cast<unsigned>(begun + (rows - begun) / tile_rows);
-  const unsigned tile = blockIdx.x;
-  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / group_tiles * group;
-  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
-  const Segment here = segment_of(ends_ptr, rows, first + tile % group_tiles % height);
-  const long long row0 = here.row0, segment_end = here.end;
-  const int segment = here.number;
-  const bool of_group = here.of_group;
-  const int across = tile % group_tiles / height;
-  if (row0 >= rows) return;  // the groups need fewer tiles
-  const int rows_here = segment_end - row0 < tile_rows ? static_cast<int>(segment_end - row0) : tile_rows;
-  const int col0 = across * tile_cols;
-
-  // the ring of 4 slices, and what the thread brings of each
-  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
-  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
-  unsigned x_to = (place<8>(x_m, x_k)) * 2;
-  asm volatile("" : "+r"(x_to));  // stays in a register: the compiler would make it anew for each copy
-  const int w_gate_n = threadIdx.x / 8, w_gate_k = threadIdx.x % 8 * 8;
-  // the column that lies in row w_gate_n of the tile
-  const int w_gate_col = w_gate_n / warp_cols * warp_cols + w_gate_n % 8 * 4 + w_gate_n % warp_cols / 8;
-  const __nv_bfloat16* w_gate_from = w_gate_ptr + segment * w_gate_group + (col0 + w_gate_col) * w_gate_ld + w_gate_k;
-  unsigned w_gate_to = (w_gate_at + place<8>(w_gate_n, w_gate_k)) * 2;
-  asm volatile("" : "+r"(w_gate_to));  // stays in a register: the compiler would make it anew for each copy
-  const int w_up_n = threadIdx.x / 8, w_up_k = threadIdx.x % 8 * 8;
-  // the column that lies in row w_up_n of the tile
-  const int w_up_col = w_up_n / warp_cols * warp_cols + w_up_n % 8 * 4 + w_up_n % warp_cols / 8;
-  const __nv_bfloat16* w_up_from = w_up_ptr + segment * w_up_group + (col0 + w_up_col) * w_up_ld + w_up_k;
-  unsigned w_up_to = (w_up_at + place<8>(w_up_n, w_up_k)) * 2;
-  asm volatile("" : "+r"(w_up_to));  // stays in a register: the compiler would make it anew for each copy
-  const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  const auto copy_slice = [&](int step) {
-    const unsigned slice = ring_at + step % stages * slice_bytes;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + x_to + v * (at_once * 2);
-      copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
+  const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const unsigned right = left + right_at;
+  const unsigned full = left + barriers_at;
+  const unsigned empty = full + 8 * stages;
+  const unsigned pingpong = empty + 8 * stages;  // a barrier for each of the two consumer warpgroups
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < stages; ++stage) {
+      start_barrier(full + 8 * stage, 1);
+      start_barrier(empty + 8 * stage, 4);  // warps that read the slice
     }
-    x_from += tile_k;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + w_gate_to + v * (at_once * 2);
-      copy_chunk<8>(to, w_gate_from + v * 32 * w_gate_ld, 8);
-    }
-    w_gate_from += tile_k;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + w_up_to + v * (at_once * 2);
-      copy_chunk<8>(to, w_up_from + v * 32 * w_up_ld, 8);
-    }
-    w_up_from += tile_k;
-  };
-
-  // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  unsigned x_part[2][4][4];
-  unsigned w_gate_part[2][2][4];
-  unsigned w_up_part[2][2][4];
-  float gate_sums[2][8][4] = {};
-  float up_sums[2][8][4] = {};
-  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned w_gate_lane = ring_at + w_gate_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
-  const unsigned w_up_lane = ring_at + w_up_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
-  const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % stages * slice_bytes;
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
-    }
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      load_matrices(w_gate_part[buffer][i], (w_gate_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
-    }
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      load_matrices(w_up_part[buffer][i], (w_up_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
-    }
-  };
-  const auto multiply = [&](int buffer) {
-    #pragma unroll
-    for (int m = 0; m < 8; ++m) {
-      #pragma unroll
-      for (int nth = 0; nth < 2; ++nth) {  // serpentine: what was multiplied last is at hand
-        const int n = m % 2 ? 1 - nth : nth;
-        multiply_add(gate_sums[n][m], w_gate_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
-            x_part[buffer][m / 2][m % 2 * 2 + 1]);
-        multiply_add(up_sums[n][m], w_up_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
-            x_part[buffer][m / 2][m % 2 * 2 + 1]);
-      }
-    }
-  };
-
-  if (of_group) {  // else all sums are 0
-    #pragma unroll
-    for (int s = 0; s < stages - 1; ++s) {
-      copy_slice(s);
-      commit_copies();
-    }
-    wait_copies<stages - 2>();
-    __syncthreads();
-    load_parts(0, 0, 0);
-    const auto take_slice = [&](int step, bool last) {
-      #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (k == 3 && !last) {
-          wait_copies<stages - 2>();
-        }
-        if (k < 3) {
-          load_parts(step, k + 1, (k + 1) % 2);
-        } else if (!last) {
-          __syncthreads();
-          load_parts(step + 1, 0, 0);
-        }
-        if (k == 0 && !last) {
-          if (step + stages - 1 < steps) copy_slice(step + stages - 1);
-          commit_copies();
-        }
-        multiply(k % 2);
-      }
-    };
-    #pragma unroll 1
-    for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
-    take_slice(steps - 1, true);
+    start_barrier(pingpong, 4);
+    start_barrier(pingpong + 8, 4);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+  __syncthreads();
+  const int tiles_down = static_cast<int>(tiles_of(ends_ptr, rows));
+  const int tiles = tiles_down * tiles_across;
+  if (blockIdx.x >= tiles) return;  // the groups need fewer tiles
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; 1 and 2: consumers
 
-  const int n = warp_col + lane / 4 * 4;  // the first of the thread's columns
-  const int col = col0 + n;
-  #pragma unroll
-  for (int v = 0; v < 16; ++v) {
-    const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-    const long long row = row0 + m;
-    if (row < segment_end) {
-      Vec<__nv_bfloat16, 4> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float gate = of_group ? gate_sums[j / 2][v / 2][j % 2 * 2 + v % 2] : 0.0f;
-        const float up = of_group ? up_sums[j / 2][v / 2][j % 2 * 2 + v % 2] : 0.0f;
-        const float silu = gate * reciprocal(1.0f + exponential(-gate));
-        const float mul = silu * up;
-        out_vec.at[j] = __float2bfloat16_rn(mul);
+  if (role == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      int stage = 0;
+      unsigned parity = 1;  // of an empty ring
+      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const Place at = place_of(tile, tiles_down, ends_ptr, rows);
+        for (int step = 0; step < steps; ++step) {
+          const unsigned arrived = full + 8 * stage;
+          wait_at(empty + 8 * stage, parity);
+          expect_bytes(arrived, slice_bytes);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * tile_k, at.row0);
+          copy_box(right + stage * right_bytes, w_gate_map, arrived, step * tile_k, at.col0, at.segment);
+          copy_box(right + tile_cols * line_bytes + stage * right_bytes, w_up_map, arrived,
+              step * tile_k, at.col0, at.segment);
+          if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+          }
+        }
       }
-      store<4>(out_ptr + row * out_stride + col, out_vec);
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int own = role - 1;  // which of the two consumers this is
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
+    // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
+    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
+    constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
+    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left);
+    const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
+    float sums[2][64];
+    int stage = 0;
+    unsigned parity = 0;
+    int number = 0;  // of the tile, among this block's
+    unsigned pingpong_parity = own ^ 1;  // the first group's first turn is there from the start
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      if (number++ % 2 != own) {  // the other consumer's tile: its slices pass by
+        stage += steps;
+        parity ^= stage / stages % 2;
+        stage %= stages;
+        continue;
+      }
+      const Place at = place_of(tile, tiles_down, ends_ptr, rows);
+      const int row0 = at.row0 + warp * 16;  // the warp's first
+      wait_at(pingpong + 8 * own, pingpong_parity);
+      pingpong_parity ^= 1;
+      int before = 0;
+      for (int step = 0; step < steps; ++step) {
+        wait_at(full + 8 * stage, parity);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          #pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            multiply_add(
+                sums[i], left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
+                right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
+          }
+        }
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
+        if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
+        before = stage;
+        if (++stage == stages) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+      if (lane == 0) arrive_at(pingpong + 8 * (own ^ 1));
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      #pragma unroll
+      for (int i = 0; i < 2; ++i) fence_sums(sums[i]);
+      if (lane == 0) arrive_at(empty + 8 * before);
+
+      #pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        unsigned out_words[8][2];
+        #pragma unroll
+        for (int n8 = 0; n8 < 8; ++n8) {
+          #pragma unroll
+          for (int r8 = 0; r8 < 2; ++r8) {
+            const int sum_at = n8 * 4 + r8 * 2;
+            float out_pair[2];
+            #pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              const float gate = at.of_group ? sums[i][sum_at + j] : 0.0f;
+              const float up = at.of_group ? sums[i][sum_at + 32 + j] : 0.0f;
+              const float silu = gate * reciprocal(1.0f + exponential(-gate));
+              const float mul = silu * up;
+              out_pair[j] = mul;
+            }
+            const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
+            out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
+          }
+        }
+        {
+          const unsigned buffer = staging + i % 2 * box_bytes;
+          __syncwarp();  // its last box has been read
+          #pragma unroll
+          for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
+            store_matrices(
+                buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
+                out_words[n8 + 1][0], out_words[n8 + 1][1]);
+          }
+          __syncwarp();  // all lanes' pieces are there
+          #pragma unroll
+          for (int piece = lane; piece < 128; piece += 32) {  // 16 bytes of a row, which may not be the tile's
+            const int r = piece / 8;
+            const long long row = row0 + i * 64 + r;
+            const int col = at.col0 + piece % 8 * 8;
+            if (row < at.segment_end) {
+              store<8>(out_ptr + row * out_stride + col, load<8>(reinterpret_cast<const __nv_bfloat16*>(shared + (buffer - left)
+                  + r * line_bytes + (((piece % 8) ^ r % 8) << 4))));
+            }
+          }
+          __syncwarp();  // wgmma and stmatrix want whole warps
+        }
+      }
     }
   }
 }

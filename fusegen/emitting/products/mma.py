@@ -12,7 +12,7 @@ from fusegen.emitting.products.mma_codes import CodesSpeller
 from fusegen.emitting.products.mma_factors import FactorSpeller
 from fusegen.emitting.products.mma_sizes import sizes
 from fusegen.emitting.products.mma_sums import SumSpeller
-from fusegen.emitting.products.mma_words import OF_GROUP
+from fusegen.emitting.products.words import OF_GROUP
 from fusegen.planner.products.mma_operands import SEGMENT
 
 COPIES = ("copy_chunk", "copy_evict_first")
@@ -217,6 +217,8 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             **self.frame(plan),
             "includes": self.includes(),
             "index": "int",
+            "segment_rows": "tile_rows",
+            "counts_segments": plan.tile.persistent,
             "row_reduces": [],
             "partner": self.spelling.shuffle_xor.format("v", "step"),
             "atom": self.atom(),

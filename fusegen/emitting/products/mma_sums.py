@@ -9,8 +9,9 @@ from typing import Any
 
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import UNROLL, all_of
-from fusegen.emitting.products.mma_words import OF_GROUP, GemmWords, Own
+from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.emitting.products.reduced import asked, kept, part_words, row_part, taken, updated
+from fusegen.emitting.products.words import OF_GROUP
 from fusegen.language.types import F8, f32
 from fusegen.planner.model import Load, Store, counts, used_by
 from fusegen.planner.pieces import stride_name

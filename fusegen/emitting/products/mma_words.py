@@ -10,8 +10,6 @@ from fusegen.language.types import f32
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.parts import Operand
 
-OF_GROUP = "of_group"  # of grouped products: are the tile's rows those of a group?
-
 
 @dataclass(frozen=True, slots=True)
 class Own:

@@ -15,8 +15,10 @@ from fusegen.emitting.hopper import box_functions, constraint_of, wgmma
 from fusegen.emitting.products.reduced import asked, kept, part_words, taken, updated
 from fusegen.emitting.products.wgmma_sizes import sizes
 from fusegen.emitting.products.wgmma_stores import PAIR_TYPES, PAIRS, StoreSpeller
+from fusegen.emitting.products.words import OF_GROUP
 from fusegen.language.types import DType, bf16, f16
 from fusegen.planner.model import Body, Load, Reduction, Store, counts, used_by
+from fusegen.planner.parts import BOXED
 from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
     BUFFERS,
@@ -278,11 +280,6 @@ class WgmmaSpeller(StoreSpeller):
         """The number of a pair's 8 columns among the thread's."""
         return "n" if self.plan.chunks > 1 else "n8"
 
-    inside_row = "row < rows"
-
-    def inside_col(self, output_group: OutputGroup) -> str:
-        return f"col < {output_group.cols}" if output_group.cols % self.plan.width else ""
-
     def element_sums(self, output_group: OutputGroup, later: bool) -> list[str]:
         """What an element begins with: its sums, or `later` the value that is held in their place."""
         if output_group.held and later:
@@ -291,7 +288,10 @@ class WgmmaSpeller(StoreSpeller):
         for place, contraction in enumerate(output_group.contractions):
             offset = f" + {place * self.plan.finished // 2}" if place else ""
             kind = VALUE_TYPES[contraction.atom.sum_type]
-            lines.append(f"const {kind} {contraction.value} = {self.sums}[i][sum_at{offset} + j];")
+            text = f"{self.sums}[i][sum_at{offset} + j]"
+            if self.plan.segments:  # of rows of no group 0, whatever was multiplied
+                text = f"at.{OF_GROUP} ? {text} : 0.0f"
+            lines.append(f"const {kind} {contraction.value} = {text};")
         return lines
 
     def element(self, output_group: OutputGroup, step: Body | None = None) -> list[str]:
@@ -304,7 +304,7 @@ class WgmmaSpeller(StoreSpeller):
             return self.to_value(load.access.dtype, f"{load.access.name}_vec{place}.at[j]")
 
         def write(store: Store) -> str:
-            if store.transport == "tensor" or (store.transport == "quads" and self.paired(store)):
+            if store.transport in BOXED or (store.transport == "quads" and self.paired(store)):
                 return f"{store.access.name}_pair[j] = {store.value};"
             return f"{store.access.name}_vec.at[j] = {self.stored(store)};"
 
@@ -341,15 +341,20 @@ class WgmmaSpeller(StoreSpeller):
                     or tile.split_k > 1
                     or plan.left_rows < tile.held_rows
                     or any(s["loads"] or s["direct"] or s["quads"] for s in output_groups)
+                    or any(box["rows"] for s in output_groups for box in s["boxes"])
                     or any(step["loads"] for s in output_groups for step in s["steps"])
                 ),
                 "functions": self.functions,
             },
             "index": "int",
+            "segment_rows": self.band,
+            "counts_segments": True,
             "row_reduces": [],
             "partner": "",
             "group": tile.atom.threads,
             "place": self.place(),
+            "told": dict(zip(("parameters", "arguments"), self.told(), strict=True)),
+            "inside_row": self.inside_row,
             "tiles": self.tiles(),
             "left_copy": left_copy,
             "empty": self.empty(),
@@ -484,6 +489,8 @@ class WgmmaSpeller(StoreSpeller):
         rows = plan.row_dims[-1].extent
         lines = [f"const long long rows = {rows};"] if rows != "rows" else []
         count = f"static_cast<int>((rows + {self.band} - 1) / {self.band})"
+        if plan.segments:
+            count = f"static_cast<int>(tiles_of({self.pointers[plan.segments.ends.tensor]}, rows))"
         if plan.tiles_across > 1:
             lines.append(f"const int tiles_down = {count};")
             count = "tiles_down * tiles_across"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusegen.emitting.dialect import all_of, choice
-from fusegen.emitting.products.words import ProductWords
+from fusegen.emitting.products.words import OF_GROUP, ProductWords
 from fusegen.planner.model import Access, Load
 from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
@@ -57,10 +57,32 @@ class CopySpeller(ProductWords):
             lines += ["at.batch = tile / tiles_here;", "tile %= tiles_here;"]
         place = self.tile_place("int")
         down = place.down if self.plan.tiles_across == 1 else f"({place.down})"
-        lines += [*place.lines, f"at.row0 = {down} * {self.band};", *self.column(place.across)]
+        if self.plan.segments:
+            first = [
+                f"const Segment here = segment_of(ends, rows, {place.down});",
+                "at.row0 = static_cast<int>(here.row0);",
+                "at.segment_end = static_cast<int>(here.end);",
+                "at.segment = here.number;",
+                f"at.{OF_GROUP} = here.{OF_GROUP};",
+            ]
+        else:
+            first = [f"at.row0 = {down} * {self.band};"]
+        lines += [*place.lines, *first, *self.column(place.across)]
         if tile.cluster > 1:
             lines.append("at.row0 += __clusterRelativeBlockRank() * tile_rows;")
         return lines
+
+    def told(self) -> tuple[str, str]:
+        """What a tile's place is found by beside its number, as parameters and as arguments."""
+        plan = self.plan
+        told = {"tiles_down": "int"} if plan.tiles_across > 1 else {}
+        told |= {"tiles_here": "int"} if plan.batched else {}
+        parameters = [f", {ctype} {name}" for name, ctype in told.items()]
+        arguments = [f", {name}" for name in told]
+        if plan.segments:
+            parameters.append(", const int* ends, long long rows")
+            arguments.append(f", {self.pointers[plan.segments.ends.tensor]}, rows")
+        return "".join(parameters), "".join(arguments)
 
     def column(self, across: str) -> list[str]:
         """The first column of a tile; with several output groups, of the one that it belongs to."""
@@ -112,6 +134,8 @@ class CopySpeller(ProductWords):
         coordinates = [k, mn] if operand.along else [mn, k]
         if self.plan.moves_with_batch(operand.access):
             coordinates.append("at.batch")
+        if operand.access.group_axis is not None:
+            coordinates.append("at.segment")
         name = "copy_box_to_all" if cluster > 1 else "copy_box"
         self.moved.add((name, len(coordinates)))
         return {
@@ -151,6 +175,14 @@ class CopySpeller(ProductWords):
         if self.tile.rows == self.tile.held_rows:
             return ""
         return f"own * {self.tile.atom.rows} + warp * {self.tile.box_rows} < {self.tile.rows}"
+
+    @property
+    def inside_row(self) -> str:
+        """Is it a row of the tile's, and not of the next group's or beyond all?"""
+        return "row < at.segment_end" if self.plan.segments else "row < rows"
+
+    def inside_col(self, output_group: OutputGroup) -> str:
+        return f"col < {output_group.cols}" if output_group.cols % self.plan.width else ""
 
     def empty(self) -> Mapping[str, int] | None:
         """What stays empty in each slice of the left factor, in units of 16 bytes."""

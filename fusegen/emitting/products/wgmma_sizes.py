@@ -20,6 +20,7 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
         f"constexpr int tile_rows = {tile.rows}, tile_cols = {plan.width}, {tile_k}stages = {tile.stages};",
         f"constexpr int steps = {plan.steps};",
         *(cluster(tile.cluster) if tile.cluster > 1 else []),
+        *([f"constexpr int segments = {plan.segments.count};  // groups of rows"] if plan.segments else []),
         *grid(plan),
         *(scaled(plan.block_scales) if plan.block_scales else []),
         f"constexpr int warpgroup = {tile.atom.threads};  // threads",

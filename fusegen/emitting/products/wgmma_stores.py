@@ -1,13 +1,14 @@
-"""How results of a kernel by wgmma get to memory, in the words of CUDA and PTX: by boxes, pairs, or quads of lanes."""
+"""How results of a kernel by wgmma get to memory, in the words of CUDA and PTX: by boxes, rows, pairs, or quads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from fusegen.emitting.dialect import all_of
 from fusegen.emitting.products.wgmma_promoted import PromotedSpeller
 from fusegen.language.types import DType, bf16, f16
-from fusegen.planner.model import Store
+from fusegen.planner.model import Access, Store
 from fusegen.planner.products.parts import OutputGroup
 from fusegen.planner.products.wgmma import BUFFERS, LINE_ELEMENTS
 
@@ -36,7 +37,9 @@ class StoreSpeller(PromotedSpeller):
             coordinates = [f"{self.col0} + chunk * {self.plan.box_cols}", f"row0 + i * {self.tile.atom.rows}"]
             if self.plan.moves_with_batch(access):
                 coordinates.append("at.batch")
-            self.moved.add(("store_box", len(coordinates)))
+            if store.transport == "tensor":
+                self.moved.add(("store_box", len(coordinates)))
+            buffer = "buffer" if number else "staging"
             found.append(
                 {
                     "name": access.name,
@@ -44,11 +47,28 @@ class StoreSpeller(PromotedSpeller):
                     "pair": PAIRS[access.dtype].format(f"{access.name}_pair[0]", f"{access.name}_pair[1]"),
                     "pair_type": PAIR_TYPES[access.dtype],
                     "buffer": f"staging + {number}" if number else "staging",
-                    "place": "buffer" if number else "staging",
+                    "place": buffer,
                     "at": ", ".join(coordinates),
+                    "rows": self.rows_of_box(access, buffer, output_group) if store.transport == "rows" else None,
                 }
             )
         return found
+
+    def rows_of_box(self, access: Access, place: str, output_group: OutputGroup) -> Mapping[str, Any]:
+        """How lanes store a box that lies at `place`, whose last rows may be none of the tile's."""
+        across, box = self.plan.box_cols // 8, self.swizzled()
+        self.functions.add("load")
+        row0 = f"row0 + i * {self.tile.atom.rows}"
+        piece = f"r * {box['bytes']} + (((piece % {across}) ^ {box['swizzled_by']}) << 4)"
+        kind = self.ctype(access.dtype)
+        at = f"reinterpret_cast<const {kind}*>(shared + ({place} - left) + {piece})"
+        return {
+            "pieces": self.tile.box_rows * across,
+            "across": across,
+            "row0": row0,
+            "guard": all_of("inside" * bool(self.inside), self.inside_row, self.inside_col(output_group)),
+            "call": f"{self.moving('store', access)}<8>({self.at(access, 'col')}, load<8>({at}));",
+        }
 
     def kept(self, box: Mapping[str, Any]) -> Mapping[str, Any]:
         """The same box at the place of the tile that it was kept of."""

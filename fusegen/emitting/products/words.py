@@ -11,6 +11,8 @@ from fusegen.planner.pieces import stride_name
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.wgmma import WgmmaPlan
 
+OF_GROUP = "of_group"  # of grouped products: are the tile's rows those of a group?
+
 
 @dataclass(frozen=True, slots=True)
 class TilePlace:

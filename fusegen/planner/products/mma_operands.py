@@ -8,10 +8,9 @@ from functools import cached_property
 from typing import Literal
 
 from fusegen.language.block_products import BLOCK
-from fusegen.language.graph import Graph, Node, Tensor
+from fusegen.language.graph import Graph, Node
 from fusegen.language.naming import value_names
 from fusegen.language.products import Factor, Split
-from fusegen.language.types import size_of
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Layout, RowDim
 from fusegen.planner.parts import Transport
@@ -21,10 +20,8 @@ from fusegen.planner.products.gemm import (
     GemmTile,
     chunk_of,
 )
-from fusegen.planner.products.output_groups import (
-    ProductDraft,
-)
-from fusegen.planner.products.parts import BlockScales, Coding, Operand, Segments
+from fusegen.planner.products.output_groups import ProductDraft, segments_of
+from fusegen.planner.products.parts import BlockScales, Coding, Operand
 
 SEGMENT = "segment"  # the kernel's index of a group of rows
 LEAST_COPY_BYTES = 4
@@ -70,20 +67,6 @@ class MmaDraft(ProductDraft):
         """The tile, whose k is in elements of two bytes, with as many bytes of the factors'."""
         return replace(tile, k=tile.k * 2 // self.dtype.bytes) if self.dtype.bytes != 2 else tile
 
-    @property
-    def rows(self) -> int:
-        """Of one product, at the default sizes; of a grouped one as many as a group has in the mean."""
-        return self.extents[-1] if self.segments is None else -(-self.extents[-1] // self.segments.count)
-
-    @cached_property
-    def segments(self) -> Segments | None:
-        """The groups of rows of grouped products."""
-        ends = self.parts.products[0].node.ends
-        if ends is None:
-            return None
-        tensor = self.hoisted.tensor_of[ends]
-        return Segments(self.accesses[tensor.name, "ends"], size_of(tensor.shape[0], self.graph.sizes))
-
 
 def named_accesses(
     graph: Graph, dims: tuple[RowDim, ...], layout: Layout, parts: Split
@@ -107,15 +90,9 @@ def named_accesses(
         width = 1 if alone else widest(graph, layout, use, most)
         access = access_of(graph, dims, layout, use, name, width)
         made[use.tensor.name, use.place] = replace(access, vector_bytes=min(access.vector_bytes, VECTOR_BYTES))
-    if (ends := parts.products[0].node.ends) is not None:
-        made[graph.tensor_of[ends].name, "ends"] = ends_access(graph.tensor_of[ends], names[ends])
+    if segments := segments_of(graph, parts):
+        made[segments.ends.tensor, "ends"] = segments.ends
     return made
-
-
-def ends_access(tensor: Tensor, name: str) -> Access:
-    """Where groups of rows end: each block reads all of it, one number after another."""
-    return Access(tensor.name, name, tensor.dtype, tensor.shape, output=False, by_column=True, strided=(),
-                  mode="element", vector=1, vector_bytes=tensor.dtype.bytes)  # fmt: skip
 
 
 def passes_by(use: Use, parts: Split) -> bool:

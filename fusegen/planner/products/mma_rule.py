@@ -48,6 +48,7 @@ from fusegen.planner.products.mma_tiles import counted, elements, fits, tiles
 from fusegen.planner.products.output_groups import (
     groups,
     need_one_scaling,
+    need_plain_groups,
     need_plain_rights,
     need_whole_groups,
     prologue_of,
@@ -145,20 +146,12 @@ def draft(graph: Graph, target: Target, layout: Layout) -> MmaDraft:
     need_countable(size_of(parts.products[0].contracted, graph.sizes))
     dims = product_dims(hoisted, layout)
     drawn = MmaDraft(graph, hoisted, target, layout, parts, found, dims, named_accesses(hoisted, dims, layout, parts))
-    if drawn.segments:
-        need_plain_groups(drawn)
+    need_plain_groups(drawn)
     if coded:
         need_codes(drawn)
     if drawn.scaled:
         need_one_scaling(drawn)
     return drawn
-
-
-def need_plain_groups(drawn: MmaDraft) -> None:
-    """Raises NoMatch for grouped products beside what has axes of its own."""
-    where = drawn.parts.products[0].node.where
-    if len(drawn.dims) > 1:
-        raise NoMatch(f"the grouped product at {where} has rows of one axis, and meets what has more")
 
 
 def need_codes(drawn: MmaDraft) -> None:

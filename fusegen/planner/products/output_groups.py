@@ -18,7 +18,7 @@ from fusegen.language.types import DType, Size, f32, size_of
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Body, Layout, Load, Reduction, RowDim, Store
 from fusegen.planner.pieces import statements
-from fusegen.planner.products.parts import Contraction, OutputGroup, Prologue
+from fusegen.planner.products.parts import Contraction, OutputGroup, Prologue, Segments
 from fusegen.planner.ranges import fits
 from fusegen.planner.rewrites import hoist_scales
 from fusegen.targets.atoms import F32_BITS, Atom
@@ -95,6 +95,34 @@ class ProductDraft:
     def extents(self) -> tuple[int, ...]:
         """Of the row dimensions, at the default sizes."""
         return tuple(math.prod(size_of(self.graph.shape[axis], self.graph.sizes) for axis in d.axes) for d in self.dims)
+
+    @property
+    def rows(self) -> int:
+        """Of one product, at the default sizes; of a grouped one as many as a group has in the mean."""
+        return self.extents[-1] if self.segments is None else -(-self.extents[-1] // self.segments.count)
+
+    @cached_property
+    def segments(self) -> Segments | None:
+        """The groups of rows of grouped products."""
+        return segments_of(self.hoisted, self.parts)
+
+
+def segments_of(graph: Graph, parts: Split) -> Segments | None:
+    """The groups of rows of grouped products; each block reads all of where they end, one number after another."""
+    ends = parts.products[0].node.ends
+    if ends is None:
+        return None
+    tensor, name = graph.tensor_of[ends], value_names(graph)[ends]
+    access = Access(tensor.name, name, tensor.dtype, tensor.shape, output=False, by_column=True, strided=(),
+                    mode="element", vector=1, vector_bytes=tensor.dtype.bytes)  # fmt: skip
+    return Segments(access, size_of(tensor.shape[0], graph.sizes))
+
+
+def need_plain_groups(draft: ProductDraft) -> None:
+    """Raises NoMatch for grouped products beside what has axes of its own."""
+    where = draft.parts.products[0].node.where
+    if draft.segments and len(draft.dims) > 1:
+        raise NoMatch(f"the grouped product at {where} has rows of one axis, and meets what has more")
 
 
 def taken_apart(graph: Graph) -> tuple[Graph, Split]:

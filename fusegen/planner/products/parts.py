@@ -13,7 +13,7 @@ from typing import Literal
 from fusegen.language.graph import Graph
 from fusegen.language.types import DType
 from fusegen.planner.model import Access, Body, Load, Plan, RowDim, Store
-from fusegen.planner.parts import Transport, used_by
+from fusegen.planner.parts import BOXED, Transport, used_by
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 
@@ -186,8 +186,8 @@ class OutputGroup(Body):
 
     @property
     def boxes(self) -> tuple[Store, ...]:
-        """Stores by tensor copies, from shared memory."""
-        return tuple(store for store in self.stores if store.transport == "tensor")
+        """Stores by way of boxes in shared memory."""
+        return tuple(store for store in self.stores if store.transport in BOXED)
 
 
 @dataclass(frozen=True, slots=True)

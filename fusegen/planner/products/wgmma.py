@@ -240,13 +240,14 @@ class WgmmaWork(ProductWork):
 
     @property
     def block_count(self) -> BlockCount:
-        """As few as need no more rounds than all that the GPU has room for: each then takes as many tiles. Those that
-        share a tile have no other one."""
-        count = BlockCount(rows=self.band, across=self.tiles_across)
+        """As few as need no more rounds than all that the GPU has room for: each then takes as many tiles; of grouped
+        products, whose tiles the device counts, all of them. Those that share a tile have no other one."""
+        groups = self.segments.count if self.segments else 0
+        count = BlockCount(rows=self.band, across=self.tiles_across, groups=groups)
         if self.tile.split_k > 1:
             return replace(count, blocks=self.tile.split_k)
         cluster = self.tile.cluster
-        return replace(count, blocks=cluster, at_once=self.target.sms // cluster, even=True)
+        return replace(count, blocks=cluster, at_once=self.target.sms // cluster, even=not groups)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +280,8 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
 
     @property
     def slices_at_first(self) -> int:
-        return min(self.tile.stages, self.steps)
+        """Not where ends of groups say which they are: these may be the kernel's before."""
+        return 0 if self.segments else min(self.tile.stages, self.steps)
 
     @property
     def before_wait(self) -> str:
@@ -314,6 +316,8 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         normalised, there is one output, and vectors leave it the registers: all else was seen to spill."""
         found = self.prologue
         if found is None or found.scale is None or not found.reductions or self.several or self.tile.split_k > 1:
+            return False
+        if self.segments:  # whose boxes no tensor copy stores
             return False
         (output_group,) = self.output_groups
         alone = len(output_group.boxes) == len(output_group.stores) == 1 and not any(
@@ -386,7 +390,7 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     def uneven_boxes(self) -> bool:
         """Does a warp store an odd number of boxes of a tile, and then those of another one? The buffers take turns."""
         counts = {self.tile.parts * self.chunks * len(output_group.boxes) for output_group in self.output_groups}
-        return self.tile.split_k == 1 and any(count % BUFFERS for count in counts)
+        return self.tile.split_k == 1 and not self.segments and any(count % BUFFERS for count in counts)
 
     @property
     def brought(self) -> int:
@@ -401,4 +405,5 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     def max_rows(self) -> int:
         """Rows and tiles are counted in 32 bits; of products with one row each, every one takes a row of tiles."""
         most = (2**31 - 1) // (self.tiles_across * self.tile.split_k)
+        most = max(0, most - self.segments.count - 1) if self.segments else most
         return most if self.batched else min(most * self.band, 2**31 - 2**12)

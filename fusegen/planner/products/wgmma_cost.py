@@ -32,7 +32,7 @@ from fusegen.language.types import f32, size_of
 from fusegen.planner.model import Cost
 from fusegen.planner.products.gemm_duration import L2_GBS, lying
 from fusegen.planner.products.parts import Operand
-from fusegen.planner.products.product_cost import floors, product_traffic
+from fusegen.planner.products.product_cost import floors, product_traffic, tiles_down
 from fusegen.planner.products.wgmma import LAUNCH_REGISTERS, WgmmaWork
 from fusegen.planner.rows.duration import COPY_SHARE
 from fusegen.planner.tile import LINE_BYTES
@@ -97,7 +97,7 @@ def estimate(work: WgmmaWork) -> Cost:
     waits = (
         multiplying(work, *extents),
         memory / (target.dram_gbs * COPY_SHARE * 1e3),
-        work.tiles(*extents) * lines(work) / (L2_GBS * 1e3),
+        counted(work, *extents) * lines(work) / (L2_GBS * 1e3),
     )
     limits = floors(target, moved, work.dtype)
     return Cost(
@@ -124,7 +124,7 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
     # an element passes its own output group's alone
     issued = STORED_SLOTS + slots(work, parts.epilogue) / len(work.output_groups)
     epilogue = ISSUED_SLOTS * tile.held_rows * work.finished * issued / (target.f32_lanes * SM_GHZ * 1e3)
-    rounds = -(-work.tiles(*extents) * tile.blocks // target.sms)
+    rounds = -(-counted(work, *extents) * tile.blocks // target.sms)
     turns, f32_factors = tile.schedule == "pingpong", work.dtype is f32
     slower = PINGPONG_F32_FACTOR if turns and f32_factors else narrow_factor(work) if work.dtype.narrow else 1.0
     time = rounds * products * slower + epilogue if turns else rounds * (products * slower + epilogue)
@@ -143,6 +143,11 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
     if tile.split_k > 1:
         time += MET_US + EXCHANGED_US * tile.cols / WIDE_COLS
     return time * (1.0 + SPREAD_SHARE * max(0.0, spread(work, *extents) - SPREAD_FREE_FACTOR))
+
+
+def counted(work: WgmmaWork, *extents: int) -> int:
+    """Tiles of the launch; of grouped products, of groups that are equally long."""
+    return tiles_down(work.graph, work.band) * work.tiles_across if work.segments else work.tiles(*extents)
 
 
 def narrow_factor(work: WgmmaWork) -> float:

@@ -31,7 +31,7 @@ from fusegen.language.types import bf16, f16, f32, size_of, tf32
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, NotFor
 from fusegen.planner.model import Access, Layout, Load, Param, Store
-from fusegen.planner.parts import Transport
+from fusegen.planner.parts import BOXED, Transport
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.factors import (
     Use,
@@ -49,15 +49,17 @@ from fusegen.planner.products.output_groups import (
     ProductDraft,
     groups,
     need_one_scaling,
+    need_plain_groups,
     need_plain_rights,
     need_whole_groups,
     prologue_of,
+    segments_of,
     spans_of,
     taken_apart,
     within,
 )
-from fusegen.planner.products.parts import BlockScales, Contraction, Left, Operand, OutputGroup, Prologue
-from fusegen.planner.products.product_cost import product_rounding
+from fusegen.planner.products.parts import BlockScales, Contraction, Left, Operand, OutputGroup, Prologue, Segments
+from fusegen.planner.products.product_cost import product_rounding, tiles_down
 from fusegen.planner.products.wgmma import (
     LINE_ELEMENTS,
     GroupSchedule,
@@ -123,8 +125,6 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
         raise NotFor(f"{target.arch} has no wgmma; sm_90a has")
     hoisted, parts = taken_apart(graph)
     first = parts.products[0]
-    if first.node.ends:
-        raise NoMatch(f"the product at {first.node.where} is grouped; by wgmma all rows are multiplied with one matrix")
     if not target.atoms_of("warpgroup", first.left.dtype, first.right.dtype):
         raise NoMatch(no_unit(target, "wgmma", first.left.dtype, first.right.dtype))
     found = groups(hoisted, parts)
@@ -179,7 +179,7 @@ class WgmmaDraft(ProductDraft):
         names = value_names(hoisted)
         found: dict[str, Access] = {}
         factors: dict[str, Use] = {}
-        matrix = prepared_matrix(hoisted, parts)
+        matrix, segments = prepared_matrix(hoisted, parts), segments_of(hoisted, parts)
         # every tile's part of the ring is as long; ping-pong, boxes that wait for a tile's end hold up the other
         # group's slices: relu(x @ w.T + bias) + residual at 4096^3 took 1.055 so, 1.037 without, and 1.019 cooperative
         bring = matrix is None and len(found_groups) == 1 and schedule == "cooperative" and not hoisted.grouped
@@ -206,11 +206,14 @@ class WgmmaDraft(ProductDraft):
             output = any(use.tensor is t for t in hoisted.outputs)
             word = name if output else names[use.tensor.node]  # in the kernel
             found[name] = access_of(hoisted, dims, layout, use, word, width)
+        if segments:
+            found[segments.ends.tensor] = segments.ends
         draft = cls(graph, hoisted, target, layout, parts, found_groups, dims, schedule, found, factors)
         draft.check_ways()
         if draft.scaled:
             need_one_scaling(draft)
         draft.check_along()
+        draft.check_groups()
         return draft
 
     def check_ways(self) -> None:
@@ -245,6 +248,16 @@ class WgmmaDraft(ProductDraft):
                 kind = use.tensor.dtype
                 raise NoMatch(f"{name} is of {kind} and lies across the summed axis; wgmma takes {kind} along it only")
 
+    def check_groups(self) -> None:
+        """Raises NoMatch for grouped products whose left factor has lines along rows: a tensor copy's first coordinate
+        would be a group's first row, which an H200 answers with an illegal instruction."""
+        need_plain_groups(self)
+        for name, use in self.factors.items():
+            if self.segments and use.place == "left" and line_of(use, self.layout) != use.k_axis:
+                raise NoMatch(
+                    f"{name} has rows next to each other, and those of a group begin anywhere; no tensor copy does"
+                )
+
     def plan(self, tile: WgmmaTile) -> WgmmaPlan:
         graph = self.graph
         work = WgmmaWork(
@@ -256,6 +269,7 @@ class WgmmaDraft(ProductDraft):
             k=self.k,
             dtype=self.dtype,
             block_scales=self.block_scales(),
+            segments=self.segments,
             promote=self.promote(tile.atom),
             output_groups=self.output_groups(tile),
         )
@@ -265,7 +279,7 @@ class WgmmaDraft(ProductDraft):
             layout=self.layout,
             rule="wgmma",
             template="wgmma.cu.j2",
-            regime=regime(tile, self.together, LINE_BYTES // self.dtype.bytes),
+            regime=regime(tile, self.together, LINE_BYTES // self.dtype.bytes, self.segments),
             cols=graph.cols,
             accesses=tuple(self.access.values()),
             params=self.params(tile),
@@ -323,12 +337,17 @@ class WgmmaDraft(ProductDraft):
         return {p.node: self.operand(p.right.operand, "cols") for p in self.parts.products}
 
     def transport(self, access: Access) -> Transport:
-        return "tensor" if self.is_mapped(access) else "plain"
+        """Groups end inside of boxes, which tensor copies store whole."""
+        if self.is_mapped(access):
+            return "tensor"
+        return "rows" if self.is_boxed(access) else "plain"
 
     def suits(self, tile: WgmmaTile) -> bool:
         """Can each block of a cluster bring a part of every right factor? Lines along columns are brought whole. Does
         another group multiply while one prepares its left factor? And are tiles few, where the tile is for that?"""
         if self.matrix is not None and tile.schedule == "pingpong":
+            return False
+        if self.segments and tile.split_k > 1:  # a launch counts as many tiles as there may be, and each sums a part
             return False
         whole = need_whole_groups(self.groups, self.hoisted)  # columns that a tile has to have
         if whole and (tile.cols // self.together != whole or tile.split_k > 1):
@@ -340,7 +359,7 @@ class WgmmaDraft(ProductDraft):
                 return False
         if self.scaled and (tile.cols // self.together not in (BLOCK // 2, BLOCK) or self.k // BLOCK % tile.split_k):
             return False
-        streamed = self.extents[-1] <= FEW_ROWS and not self.scaled  # by mma.sync, which scales no blocks
+        streamed = self.rows <= FEW_ROWS and not self.scaled  # by mma.sync, which scales no blocks
         if tile not in self.many and (streamed or not self.few(tile)):
             return False
         if tile.cols // self.together // tile.split_k % LEAST_COLS:
@@ -353,7 +372,7 @@ class WgmmaDraft(ProductDraft):
         """Rows of as many tiles as 128 of each make, all alike. What a tensor copy fills with zeros beyond the last row
         takes as long as what it reads, and longer: x @ w.T at 65 x 4096 x 4096 took 26.6 us in tiles of 128 x 64, and
         at 128 x 4096 x 4096 21.1."""
-        rows = max(1, self.extents[-1])
+        rows = max(1, MOST_ROWS if self.segments else self.extents[-1])  # groups have any number
         even = -(-rows // -(-rows // MOST_ROWS))
         return -(-even // self.atom.warp_rows) * self.atom.warp_rows
 
@@ -364,7 +383,8 @@ class WgmmaDraft(ProductDraft):
         are the same whatever lies beside it."""
         *others, rows = self.extents
         across = sum(-(-size_of(g.width, self.graph.sizes) // (tile.cols // self.together)) for g in self.groups)
-        tiles = math.prod(others) * -(-rows // tile.rows) * across
+        down = tiles_down(self.graph, tile.rows) if self.segments else -(-rows // tile.rows)
+        tiles = math.prod(others) * down * across
         if tile.split_k == 1:
             return tiles <= MOST_ROUNDS * self.target.sms
         slices = self.k * self.dtype.bytes // LINE_BYTES
@@ -438,7 +458,11 @@ class WgmmaDraft(ProductDraft):
         return any(map(self.is_mapped, beside))
 
     def is_mapped(self, access: Access) -> bool:
-        return access.tensor in self.factors or (access.vector == VECTOR_COLS and access.dtype.bytes == 2)
+        return access.tensor in self.factors or (self.is_boxed(access) and not (access.output and self.segments))
+
+    def is_boxed(self, access: Access) -> bool:
+        """Does it come and go by boxes in shared memory?"""
+        return access.vector == VECTOR_COLS and access.dtype.bytes == 2
 
     def map(self, pointer: Param, tile: WgmmaTile) -> Param:
         """The matrices of a tensor, and a batch axis where it has one."""
@@ -446,7 +470,8 @@ class WgmmaDraft(ProductDraft):
         rank = len(self.hoisted.shape)
         rows = access.axes or tuple(tuple(axis - rank for axis in self.dims[i].axes) for i in access.strided)
         matrix = ((access.ld_axis,),) if access.ld_axis is not None else ()
-        box_axes = (*rows, *matrix, (access.line,))
+        group = ((access.group_axis,),) if access.group_axis is not None else ()
+        box_axes = (*rows, *group, *matrix, (access.line,))
         box = (*[1] * (len(box_axes) - 2), *self.box(access, tile))
         dtype = tf32 if access.tensor in self.factors and access.dtype is f32 else access.dtype
         swizzle = box[-1] * dtype.bytes  # a whole line of the box
@@ -470,7 +495,7 @@ class WgmmaDraft(ProductDraft):
 
 def in_turn(part: Load | Store) -> tuple[bool, bool]:
     """In the order of a body: what is read ahead of the sums, what tensor copies move, and the rest by pairs."""
-    return not (isinstance(part, Load) and part.when == "ahead"), part.transport != "tensor"
+    return not (isinstance(part, Load) and part.when == "ahead"), part.transport not in BOXED
 
 
 def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
@@ -537,7 +562,7 @@ def unaligned(graph: Graph, layout: Layout, use: Use) -> str:
     return f"has lines of {size_of(line, graph.sizes)} elements"
 
 
-def regime(tile: WgmmaTile, products: int, line: int) -> str:
+def regime(tile: WgmmaTile, products: int, line: int, segments: Segments | None) -> str:
     each = f"{tile.rows}x{tile.cols // products}" + (f" of {products} products" if products > 1 else "")
     pingpong = tile.schedule == "pingpong"
     who = (
@@ -549,4 +574,5 @@ def regime(tile: WgmmaTile, products: int, line: int) -> str:
     cluster = f", the right factor multicast in clusters of {tile.cluster}" if tile.cluster > 1 else ""
     if tile.split_k > 1:
         return f"{who}, {producer}; split-K by a cluster of {tile.split_k} blocks"
-    return f"{who}, {producer}{cluster}; persistent blocks, {tile.group} rows of tiles at a time"
+    grouped = f"; {segments.text}" if segments else ""
+    return f"{who}, {producer}{cluster}; persistent blocks, {tile.group} rows of tiles at a time{grouped}"

@@ -1,17 +1,17 @@
-// moe_mlp_h  bf16[T, K], bf16[E, H, K], i32[E], f32[T, H] -> bf16[T, H]  at T=16384 K=4096 E=16 H=2048
+// moe_mlp_h  bf16[T, K], bf16[E, H, K], bf16[E, H, K], i32[E] -> bf16[T, H]  at T=16384 K=4096 E=16 H=2048
 // h of moe_mlp.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     128 x 256 tiles of 8 warps, slices of 64 in a ring of 4, copies interleaved with the
-//          products; persistent blocks; each of rows of one of 16 groups
-// traffic  604.0 MB moved, 604.0 MB ideal, 738.2 MB with products apart, 1006.6 MB unfused in 3
+// tile     ping-pong: two consumer warpgroups, each with tiles of 128x64 of 2 products, a producer 6
+//          slices of 64 ahead; persistent blocks, 8 rows of tiles at a time; each of rows of one of 16
+//          groups
+// traffic  738.2 MB moved, 738.2 MB ideal, 1140.9 MB with products apart, 1275.1 MB unfused in 4
 //          launches
-// floor    277.8 us at 989 TFLOP/s for products; compute-bound at 455.11 flop/B
+// floor    555.6 us at 989 TFLOP/s for products; compute-bound at 744.73 flop/B
 // rounding h to bf16 when stored; f32 between
-// needs    K=4096, E=16, H=2048; rows of all operands next to each other; x, up, x_times_gate, h:
-//          address and strides in multiples of 16 B; ends [E] shared by every row
-// launch   begins while the kernels before it run, and waits for them before all else; lets the next
-//          one begin once all its blocks run
+// needs    K=4096, E=16, H=2048; rows of all operands next to each other; x, gate, up, h: address and
+//          strides in multiples of 16 B; ends [E] shared by every row
+// launch   lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
 
@@ -52,54 +52,34 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
-// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 256, tile_k = 64, stages = 4;
+// a tile, the slices of the depth that are summed one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 64, tile_k = 64, stages = 6;
 constexpr int steps = 64;
-constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
-constexpr int tiles_across = 8;
-constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int segments = 16;  // groups of rows
-// elements from the start of a slice to the right factor, and to its end
-constexpr int up_at = tile_rows * tile_k;
-constexpr int slice_elements = up_at + tile_cols * tile_k;
-constexpr int slice_bytes = 2 * slice_elements;
-constexpr int at_once = 256 * 8;  // elements that the threads copy at once
+constexpr int tiles_across = 32;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
+constexpr int warpgroup = 128;  // threads
+// bytes of a line of shared memory, and of slices
+constexpr int line_bytes = 128;
+constexpr int segment_bytes = 64 * line_bytes;
+constexpr int left_bytes = tile_rows * line_bytes, right_bytes = 2 * tile_cols * line_bytes;
+constexpr int slice_bytes = left_bytes + right_bytes;
+constexpr int box_bytes = 16 * line_bytes;  // that a warp stores at once
+// bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
+constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
+constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
 
-// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
-template <int Chunks>
-__device__ __forceinline__ int place(int row, int k) {
-  constexpr int period = Chunks < 8 ? Chunks : 8;
-  const int xor_mask = row / (8 / period) % period;
-  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
-}
+// how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
+struct alignas(64) CUtensorMap {
+  unsigned long long opaque[16];
+};
 
-// 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
-template <int Width, typename T>
-__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
-  if constexpr (Width == 8) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-        :: "r"(to), "l"(from), "r"(count * 2) : "memory");
-  } else {
-    #pragma unroll
-    for (int j = 0; j < 8; j += Width) {
-      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
-      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-          :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
-    }
-  }
-}
-
-// the copies since the last call become one group
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// waits for the thread's own groups, all but the last Pending
-template <int Pending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
-}
+// where a tile lies: its first row and column
+struct Place {
+  int row0, col0;
+  int segment, segment_end;  // its group of rows, and behind which row that ends
+  bool of_group;  // else its rows are of none
+};
 
 struct Segment {
   int number;  // of the group
@@ -142,210 +122,267 @@ __device__ __forceinline__ unsigned tiles_of(const int* ends, long long rows) {
   return number + static_cast<unsigned>((rows - begin + tile_rows - 1) / tile_rows);
 }
 
-// four matrices of 8 x 16 bytes, from the rows whose places the lanes give
-__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+// 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+__device__ __forceinline__ Place place_of(int tile, int tiles_down, const int* ends, long long rows) {
+  Place at;
+  const int first = tile / group_tiles * group;
+  const int height = tiles_down - first < group ? tiles_down - first : group;
+  const Segment here = segment_of(ends, rows, first + tile % group_tiles % height);
+  at.row0 = static_cast<int>(here.row0);
+  at.segment_end = static_cast<int>(here.end);
+  at.segment = here.number;
+  at.of_group = here.of_group;
+  at.col0 = tile % group_tiles / height * tile_cols;
+  return at;
 }
 
-// sums += right^T left^T, 16 columns by 8 rows
+__device__ __forceinline__ void start_barrier(unsigned barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+}
+
+// waits for the end of the phase with that parity
+__device__ __forceinline__ void wait_at(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}\n"
+      :: "r"(barrier), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ void arrive_at(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+// arrives, and lets the phase end when so many bytes are there as well
+__device__ __forceinline__ void expect_bytes(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+// the box of a tensor at x, y on its way to shared memory; beyond the tensor it is zeros
+__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
+}
+
+// the box of a tensor at x, y, z on its way to shared memory; beyond the tensor it is zeros
+__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+// four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
+__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
+__device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
+  constexpr unsigned address_bits = 0x3ffff;
+  return layout | (address & address_bits) >> 4;
+}
+
+// sums of 64 x 128 elements: the product of two matrices, 16 along K, added to what they were or put in its place
 __device__ __forceinline__ void multiply_add(
-    float (&sums)[4], const unsigned (&right)[4], unsigned left_0, unsigned left_1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
+    float (&sums)[64], unsigned long long left, unsigned long long right, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, %64, %65, add, 1, 1, 0, 0;\n"
+      "}\n"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+        "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+        "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
+        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
+        "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
+        "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
+        "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
+        "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
+        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
+        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
+      : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+// no instruction, but what uses the sums stays behind it: the compiler doesn't know that wgmma writes them until then
+__device__ __forceinline__ void fence_sums(float (&sums)[64]) {
+  #pragma unroll
+  for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sums[i]));
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
 moe_mlp_h(
-    const __nv_bfloat16* __restrict__ x_ptr,
-    const __nv_bfloat16* __restrict__ up_ptr,
+    const __grid_constant__ CUtensorMap x_map,
+    const __grid_constant__ CUtensorMap gate_map,
+    const __grid_constant__ CUtensorMap up_map,
     const int* __restrict__ ends_ptr,
-    const float* x_times_gate_ptr,
     __nv_bfloat16* __restrict__ h_ptr,
     long long rows,
-    long long x_stride,
-    long long up_ld,
-    long long up_group,
-    long long x_times_gate_stride,
     long long h_stride)
 {
   asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
+  // 6 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 4 * warp_rows;  // the warp's first of the tile
-  const int warp_col = warp % 4 * warp_cols;
-  const unsigned tiles_down = tiles_of(ends_ptr, rows);
-  const unsigned tiles = tiles_down * tiles_across;
-  if (blockIdx.x >= tiles) return;  // the groups need fewer tiles
-  struct Place { long long row0; int across; long long segment_end; int segment; bool of_group; };
-  const auto place_of = [&](unsigned tile) {
-    // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-    const unsigned first = tile / group_tiles * group;
-    const unsigned height = tiles_down - first < group ? tiles_down - first : group;
-    const Segment here = segment_of(ends_ptr, rows, first + tile % group_tiles % height);
-    const long long row0 = here.row0, segment_end = here.end;
-    const int segment = here.number;
-    const bool of_group = here.of_group;
-    const int across = tile % group_tiles / height;
-    return Place{row0, across, segment_end, segment, of_group};
-  };
-
-  // the ring of 4 slices, and what the thread brings of each
-  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
-  const __nv_bfloat16* x_from[4];
-  unsigned x_to = (place<8>(x_m, x_k)) * 2;
-  asm volatile("" : "+r"(x_to));  // stays in a register: the compiler would make it anew for each copy
-  const int up_n = threadIdx.x / 8, up_k = threadIdx.x % 8 * 8;
-  // the column that lies in row up_n of the tile
-  const int up_col = up_n / warp_cols * warp_cols + up_n % 8 * 8 + up_n % warp_cols / 8;
-  const __nv_bfloat16* up_from[8];
-  unsigned up_to = (up_at + place<8>(up_n, up_k)) * 2;
-  asm volatile("" : "+r"(up_to));  // stays in a register: the compiler would make it anew for each copy
-  const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  int rows_here;  // of the tile that is copied
-  const auto aim = [&](unsigned tile) {
-    const Place at = place_of(tile);
-    const long long row0 = at.row0;
-    const long long segment_end = at.segment_end;
-    const int segment = at.segment;
-    const int across = at.across;
-    const int col0 = across * tile_cols;
-    rows_here = segment_end - row0 < tile_rows ? static_cast<int>(segment_end - row0) : tile_rows;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) x_from[v] = x_ptr + (row0 + x_m) * x_stride + x_k + (v * 32) * x_stride;
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      up_from[v] = up_ptr + segment * up_group + (col0 + up_col) * up_ld + up_k + (v * 32 / warp_cols * warp_cols
-          + v * 32 % warp_cols / 8) * up_ld;
+  const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const unsigned right = left + right_at;
+  const unsigned full = left + barriers_at;
+  const unsigned empty = full + 8 * stages;
+  const unsigned pingpong = empty + 8 * stages;  // a barrier for each of the two consumer warpgroups
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < stages; ++stage) {
+      start_barrier(full + 8 * stage, 1);
+      start_barrier(empty + 8 * stage, 4);  // warps that read the slice
     }
-  };
-  aim(blockIdx.x);
-  bool more = true;  // is there a slice left to copy?
-  // one of the thread's chunks of a slice, which is `ahead` slices from where the pointers are
-  const auto copy_one = [&](int slot, int ahead, int number) {
-    const unsigned slice = ring_at + slot * slice_bytes;
-    if (number < 4) {
-      const int v = number;
-      const unsigned to = slice + x_to + v * (at_once * 2);
-      copy_chunk<8>(to, x_from[v] + ahead * tile_k, x_m + v * 32 < rows_here ? 8 : 0);
-    }
-    if (4 <= number && number < 12) {
-      const int v = number - 4;
-      const unsigned to = slice + up_to + v * (at_once * 2);
-      copy_chunk<8>(to, up_from[v] + ahead * tile_k, 8);
-    }
-  };
-  const auto advance = [&](int slices) {
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) x_from[v] += slices * tile_k;
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) up_from[v] += slices * tile_k;
-  };
-
-  // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  unsigned x_part[2][4][4];
-  unsigned up_part[2][4][4];
-  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned up_lane = ring_at + up_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
-  // fragment `number` of a step, in the order that products need them
-  const auto load_one = [&](int slot, int k, int buffer, int number) {
-    const unsigned slice = slot * slice_bytes;
-    if (number < 1 || number >= 5) {
-      const int i = number < 1 ? 0 : number - 4;
-      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
-    }
-    if (1 <= number && number < 5) {
-      const int i = number - 1;
-      load_matrices(up_part[buffer][i], (up_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
-    }
-  };
-
-  #pragma unroll
-  for (int slot = 0; slot < stages - 1; ++slot) {
-    #pragma unroll
-    for (int number = 0; number < 12; ++number) copy_one(slot, slot, number);
-    commit_copies();
+    start_barrier(pingpong, 4);
+    start_barrier(pingpong + 8, 4);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  wait_copies<stages - 2>();
   __syncthreads();
-  #pragma unroll
-  for (int number = 0; number < 8; ++number) load_one(0, 0, 0, number);
-  for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    float grouped_matmul_sums[4][8][4] = {};
-    // the products of step k, with what they are not to wait for: the next step's fragments, one before each product, then
-    // chunks of the slice that is 3 ahead, in the place of the slice before
-    const auto take_step = [&](int slot, int k, bool copies) {
-      #pragma unroll
-      for (int m = 0; m < 8; ++m) {
-        #pragma unroll
-        for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
-          const int n = m % 2 ? 3 - nth : nth;
-          const int at = m * 4 + nth;
-          if (at < 8) {
-            load_one(k < 3 ? slot : (slot + 1) % stages, (k + 1) % 4, (k + 1) % 2, at);
-          } else if (at < 11 && copies) {
-            copy_one((slot + stages - 1) % stages, slot == 0 ? stages - 1 : slot - 1, k * 3 + at - 8);
+  const int tiles_down = static_cast<int>(tiles_of(ends_ptr, rows));
+  const int tiles = tiles_down * tiles_across;
+  if (blockIdx.x >= tiles) return;  // the groups need fewer tiles
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; 1 and 2: consumers
+
+  if (role == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      int stage = 0;
+      unsigned parity = 1;  // of an empty ring
+      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const Place at = place_of(tile, tiles_down, ends_ptr, rows);
+        for (int step = 0; step < steps; ++step) {
+          const unsigned arrived = full + 8 * stage;
+          wait_at(empty + 8 * stage, parity);
+          expect_bytes(arrived, slice_bytes);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * tile_k, at.row0);
+          copy_box(right + stage * right_bytes, gate_map, arrived, step * tile_k, at.col0, at.segment);
+          copy_box(right + tile_cols * line_bytes + stage * right_bytes, up_map, arrived,
+              step * tile_k, at.col0, at.segment);
+          if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
           }
-          multiply_add(grouped_matmul_sums[n][m], up_part[k % 2][n], x_part[k % 2][m / 2][m % 2 * 2], x_part[k % 2][m / 2][m % 2 * 2 + 1]);
         }
       }
-    };
-
-    // with a slice's last step the next one is waited for: behind this tile's last slice, the next tile's first one
-    #pragma unroll 1
-    for (int step = 0; step < steps; step += stages) {
-      #pragma unroll
-      for (int slot = 0; slot < stages; ++slot) {
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int own = role - 1;  // which of the two consumers this is
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
+    // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
+    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
+    constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
+    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left);
+    const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
+    float sums[2][64];
+    int stage = 0;
+    unsigned parity = 0;
+    int number = 0;  // of the tile, among this block's
+    unsigned pingpong_parity = own ^ 1;  // the first group's first turn is there from the start
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      if (number++ % 2 != own) {  // the other consumer's tile: its slices pass by
+        stage += steps;
+        parity ^= stage / stages % 2;
+        stage %= stages;
+        continue;
+      }
+      const Place at = place_of(tile, tiles_down, ends_ptr, rows);
+      const int row0 = at.row0 + warp * 16;  // the warp's first
+      wait_at(pingpong + 8 * own, pingpong_parity);
+      pingpong_parity ^= 1;
+      int before = 0;
+      for (int step = 0; step < steps; ++step) {
+        wait_at(full + 8 * stage, parity);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          if (k == 3) {
-            wait_copies<stages - 3>();
-            __syncthreads();
+          #pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            multiply_add(
+                sums[i], left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
+                right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
           }
-          take_step(slot, k, slot == 0 || more);
         }
-        commit_copies();
-        if (slot == 0) {  // from here on copies are of the next round, or of the next tile
-          if (step + stages < steps) {
-            advance(stages);
-          } else {
-            more = tile + gridDim.x < tiles;
-            if (more) aim(tile + gridDim.x);
-          }
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
+        if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
+        before = stage;
+        if (++stage == stages) {
+          stage = 0;
+          parity ^= 1;
         }
       }
-    }
+      if (lane == 0) arrive_at(pingpong + 8 * (own ^ 1));
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      #pragma unroll
+      for (int i = 0; i < 2; ++i) fence_sums(sums[i]);
+      if (lane == 0) arrive_at(empty + 8 * before);
 
-    const Place at = place_of(tile);
-    const long long row0 = at.row0;
-    const long long segment_end = at.segment_end;
-    const bool of_group = at.of_group;
-    const int across = at.across;
-    const int col0 = across * tile_cols;
-
-    const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
-    const int col = col0 + n;
-    #pragma unroll
-    for (int v = 0; v < 16; ++v) {
-      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-      const long long row = row0 + m;
-      if (row < segment_end) {
-        const Vec<float, 8> x_times_gate_vec = load<8>(x_times_gate_ptr + row * x_times_gate_stride + col);
-        Vec<__nv_bfloat16, 8> h_vec;
+      #pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        unsigned h_words[8][2];
         #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float grouped_matmul = of_group ? grouped_matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2] : 0.0f;
-          const float x_times_gate = x_times_gate_vec.at[j];
-          const float silu = x_times_gate * reciprocal(1.0f + exponential(-x_times_gate));
-          const float h = silu * grouped_matmul;
-          h_vec.at[j] = __float2bfloat16_rn(h);
+        for (int n8 = 0; n8 < 8; ++n8) {
+          #pragma unroll
+          for (int r8 = 0; r8 < 2; ++r8) {
+            const int sum_at = n8 * 4 + r8 * 2;
+            float h_pair[2];
+            #pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              const float x_times_gate = at.of_group ? sums[i][sum_at + j] : 0.0f;
+              const float x_times_up = at.of_group ? sums[i][sum_at + 32 + j] : 0.0f;
+              const float silu = x_times_gate * reciprocal(1.0f + exponential(-x_times_gate));
+              const float h = silu * x_times_up;
+              h_pair[j] = h;
+            }
+            const __nv_bfloat162 h_both = __floats2bfloat162_rn(h_pair[0], h_pair[1]);
+            h_words[n8][r8] = *reinterpret_cast<const unsigned*>(&h_both);
+          }
         }
-        store<8>(h_ptr + row * h_stride + col, h_vec);
+        {
+          const unsigned buffer = staging + i % 2 * box_bytes;
+          __syncwarp();  // its last box has been read
+          #pragma unroll
+          for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
+            store_matrices(
+                buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), h_words[n8][0], h_words[n8][1],
+                h_words[n8 + 1][0], h_words[n8 + 1][1]);
+          }
+          __syncwarp();  // all lanes' pieces are there
+          #pragma unroll
+          for (int piece = lane; piece < 128; piece += 32) {  // 16 bytes of a row, which may not be the tile's
+            const int r = piece / 8;
+            const long long row = row0 + i * 64 + r;
+            const int col = at.col0 + piece % 8 * 8;
+            if (row < at.segment_end) {
+              store<8>(h_ptr + row * h_stride + col, load<8>(reinterpret_cast<const __nv_bfloat16*>(shared + (buffer - left)
+                  + r * line_bytes + (((piece % 8) ^ r % 8) << 4))));
+            }
+          }
+          __syncwarp();  // wgmma and stmatrix want whole warps
+        }
       }
     }
   }

@@ -1,0 +1,232 @@
+"""Grouped products on Hopper's tensor cores: every schedule, whatever the ends are, and kernels that are broken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusegen import Chain, bf16, chain, dims, f8e4m3, f16, f32, i32
+from fusegen import ops as F
+from fusegen.emitting.rendering import render
+from fusegen.planner import candidates
+from fusegen.planner.matching import NoMatch
+from fusegen.planner.model import Layout
+from fusegen.planner.products.wgmma import WgmmaPlan
+from fusegen.runtime import Kernel
+from fusegen.targets import H200
+from fusegen.validation import validate
+from tests import grouped
+from tests.emitting.test_quantized_products import one_kernel
+from tests.emitting.test_row_parts import built
+from tests.emitting.test_wgmma import kernel_of, plans
+from tests.specs import SHIPPED
+from tests.tools import needs_check
+
+pytestmark = [pytest.mark.usefixtures("emulated_only"), needs_check]
+
+T, N, K, E = dims("T N K E")
+FEW = replace(H200, sms=2)  # whose blocks take several tiles
+
+
+@chain(T=150, N=136, K=136, E=3)
+def weighed(
+    x: f16[T, K], w: f16[E, K, N], ends: i32[E], weight: f32[T, 1], bias: f16[N], residual: f16[T, N]
+) -> tuple[f16[T, N], f32[T, N]]:
+    """By row, by column and by both on its way out; of two results tensor copies could store one."""
+    y = F.grouped_matmul(x, w, ends) * weight + bias
+    return F.relu(y) + residual, y
+
+
+@chain(T=144, N=136, K=136, E=3)
+def by_columns(x: bf16[K, T], w: bf16[E, N, K], ends: i32[E]) -> bf16[T, N]:
+    return F.grouped_matmul(x.T, w.mT, ends)
+
+
+@chain(T=150, N=256, K=72, E=3)
+def quantized(x: bf16[T, K], w: bf16[E, N, K], ends: i32[E]) -> tuple[f8e4m3[T, N], f32[T, N // 128]]:
+    """What groups of columns are reduced to, and quads of lanes store."""
+    values, scale = F.quantize(F.relu(F.grouped_matmul(x, w.mT, ends)), f8e4m3, per="block", block=128)
+    return values, scale
+
+
+CHAINS = (grouped.plain, grouped.across, grouped.gated, grouped.normed, grouped.side_by_side, weighed)
+
+
+def plan_of(spec: Chain, schedule: str, cluster: int, cols: int = 0) -> WgmmaPlan | None:
+    """On two SMs, where blocks go on from a group's tiles to another's."""
+    of = (schedule, cluster)
+    found = (p for p in plans(spec.graph, target=H200 if cols else FEW) if (p.tile.schedule, p.tile.cluster) == of)
+    return next((p for p in found if cols in (0, p.tile.cols)), None)
+
+
+def need(spec: Chain, schedule: str, cluster: int) -> WgmmaPlan:
+    plan = plan_of(spec, schedule, cluster)
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.pairwise("spec", "schedule", "cluster")
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("schedule", ["pingpong", "cooperative"])
+@pytest.mark.parametrize("spec", CHAINS, ids=lambda spec: spec.name)
+def test_every_chain_is_right(spec: Chain, schedule: str, cluster: int) -> None:
+    plan = plan_of(spec, schedule, cluster)
+    if plan is None:  # nobody multiplies while a group prepares
+        assert (spec, schedule) == (grouped.normed, "pingpong")
+        return
+    report = validate(kernel_of(plan), cases=("normal", "rows", "malice"))
+    assert report.ok, str(report)[:2000]
+
+
+@pytest.mark.parametrize("start", ["wgmma pingpong 128x128 6", "wgmma pingpong 128x128 6 cluster=2"])
+def test_columns_are_quantized_in_the_kernel(start: str) -> None:
+    report = validate(built(one_kernel(quantized, "cuda:h200", start)), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+@pytest.mark.parametrize("cols", [64, 128, 160, 192])
+def test_every_width_is_right(cols: int) -> None:
+    plan = plan_of(grouped.plain.at(T=330), "cooperative", 1, cols)
+    assert plan is not None
+    assert plan.tile.rows == 128  # though a group has 66 in the mean
+    assert validate(kernel_of(plan), quick=True).ok
+
+
+@pytest.mark.parametrize("spec", [grouped.plain, grouped.across, weighed], ids=lambda spec: spec.name)
+def test_any_layout_is_right(spec: Chain) -> None:
+    assert validate(kernel_of(need(spec, "pingpong", 1)), cases=("layout",)).ok
+
+
+SIZES = {"T": 700, "N": 264, "K": 136, "E": 5}
+
+
+@cache
+def large(schedule: str, cluster: int) -> Kernel:
+    return kernel_of(need(grouped.plain.at(**SIZES), schedule, cluster))
+
+
+@settings(max_examples=30, derandomize=True, deadline=None)
+@given(data=st.data(), of=st.sampled_from([("pingpong", 1), ("cooperative", 1), ("cooperative", 2)]))
+def test_any_ends(of: tuple[str, int], data: st.DataObject) -> None:
+    """Whatever they are: a row belongs to the first group whose end lies behind it, by which it is judged here."""
+    rows = data.draw(st.sampled_from([1, 127, 128, 129, 300, 700]) | st.integers(1, SIZES["T"]))
+    near = st.integers(-2, rows + 2) | st.sampled_from([128, 256, 257])
+    ends = data.draw(st.lists(near | st.sampled_from([-(2**31), 2**31 - 1]), min_size=5, max_size=5))
+    ends = sorted(ends) if data.draw(st.booleans()) else ends
+    made, rng = large(*of), np.random.default_rng(data.draw(st.integers(0, 99)))
+    x, w = (rng.integers(-2, 3, shape).astype(bf16.numpy) for shape in
+            ((rows, SIZES["K"]), (5, SIZES["N"], SIZES["K"])))  # fmt: skip
+    want = grouped.by_definition(x, w.swapaxes(1, 2), np.array(ends)).astype(bf16.numpy)
+    assert np.array_equal(made(x, w, np.array(ends, np.int32)), want)
+    w[:] = np.nan  # of which rows of no group have nothing
+    alone = made(x, w, np.array(ends, np.int32))
+    none = grouped.group_of(rows, np.array(ends)) < 0
+    assert (alone[none] == 0).all()
+    assert np.isnan(alone[~none].astype(float)).all()
+
+
+# ---------------------------------------------------------------- kernels that are broken
+
+BROKEN = {
+    "a box is stored as if its group went on": ("row < at.segment_end", "row < rows"),
+    "the next group's weights": ("at.segment)", "(at.segment + 1) % segments)"),
+    "the first group's weights": ("at.segment)", "0)"),
+    "the producer is a tile ahead": (
+        "const Place at = place_of(tile, tiles_down, ends_ptr, rows);\n        for",
+        "const Place at = place_of(tile + gridDim.x < tiles ? tile + gridDim.x : tile, tiles_down, ends_ptr, rows);\n"
+        "        for",
+    ),
+    "rows of no group have sums": ("at.of_group ? ", "true ? "),
+    "rows of no group have no tiles": ("return number + static_cast", "return number + 0 * static_cast"),
+    "the last group's rows are of none": ("s < segments; ++s)", "s < segments - 1; ++s)"),
+    "a box lies as it is not swizzled": ("piece % 8) ^ r % 8", "piece % 8) ^ r % 4"),
+    "half of a box": ("piece < 128", "piece < 64"),
+    "a box is stored before all lanes are there": ("__syncwarp();  // all", "// all"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["pingpong", "cooperative"])
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_broken_is_caught(what: str, schedule: str) -> None:
+    old, new = BROKEN[what]
+
+    def edit(text: str) -> str:
+        assert old in text
+        return text.replace(old, new)
+
+    kernel = kernel_of(need(grouped.plain.at(**SIZES), schedule, 1), edit)
+    kernel.device.timeout_s = 5.0  # type: ignore[attr-defined]
+    assert not validate(kernel, cases=("normal", "rows", "malice")).ok
+
+
+def test_a_clusters_tiles_are_of_one_group() -> None:
+    """Tiles one below the other share what they bring of the right factor."""
+
+    def edit(text: str) -> str:
+        assert "cluster_rows - 1) / cluster_rows" in text
+        return text.replace("cluster_rows - 1) / cluster_rows", "tile_rows - 1) / tile_rows").replace(
+            "(number - before) * cluster_rows", "(number - before) * tile_rows"
+        )
+
+    plan = need(grouped.plain.at(**SIZES), "cooperative", 2)
+    assert not validate(kernel_of(plan, edit), cases=("normal", "rows")).ok
+
+
+# ---------------------------------------------------------------- what is planned
+
+
+def rule_of(spec: Chain, layout: Layout | None = None, **sizes: int) -> str:
+    return candidates(spec.at(**sizes).graph, H200, layout or Layout()).need()[0].rule
+
+
+@pytest.mark.parametrize("name", ["grouped_gemm", "grouped_swiglu"])
+def test_few_rows_of_each_group_stay_with_mma_sync(name: str) -> None:
+    """Weights are streamed then: every group's tile of 128 rows would be of zeros but for a few."""
+    assert rule_of(SHIPPED[name]) == "wgmma"
+    assert rule_of(SHIPPED[name], T=128) == "gemm"
+    assert rule_of(SHIPPED[name], T=16 * 32) == "gemm"
+
+
+def test_what_wgmma_leaves_to_mma_sync() -> None:
+    with pytest.raises(NoMatch, match="is computed from x, y; wgmma prepares one matrix"):
+        plans(grouped.weighed.graph)
+    assert rule_of(grouped.plain, Layout(unaligned=frozenset({"w"}))) == "gemm"
+
+
+def test_rows_next_to_each_other_are_left_to_mma_sync() -> None:
+    """Copies of boxes that begin at any of them stopped an H200, with an illegal instruction; w may lie either way."""
+    turned = Layout(transposed=frozenset({"x"}))
+    for spec in (grouped.plain, grouped.normed):
+        with pytest.raises(NoMatch, match="x has rows next to each other, and those of a group begin anywhere"):
+            plans(spec.graph, turned)
+    with pytest.raises(NoMatch, match="x has rows next to each other"):
+        plans(by_columns.graph)
+    assert rule_of(grouped.plain, turned) == "gemm"
+    assert plans(grouped.plain.graph, Layout(transposed=frozenset({"w"})))
+    kernel = kernel_of(need(grouped.plain.at(T=144), "pingpong", 1))
+    assert kernel.variant(turned).source.plan.rule == "gemm"
+    report = validate(kernel, cases=("layout",))
+    assert report.ok, str(report)[:2000]
+    assert "layout: transposed" in {case.name for case in report.cases}
+
+
+def test_blocks_are_as_many_as_take_whatever_tiles_there_are() -> None:
+    """How many tiles the groups need is known on the device: at most so many as each of them begins, and more."""
+    plan = need(grouped.plain.at(T=16384, N=4096, K=2048, E=16), "pingpong", 1)
+    plan = replace(plan, target=H200)
+    assert plan.tiles(16384) == (17 + (16384 - 17) // 128) * 32
+    assert [plan.blocks(rows) for rows in (1, 2, 5, 16384)] == [32, 64, 132, 132]
+    assert not plan.slices_ahead  # ends may be what the kernel before wrote
+    assert need(grouped.plain.at(N=2**28), "pingpong", 1).max_rows == ((2**31 - 1) // 2**21 - 6) * 128
+
+
+def test_results_are_stored_sixteen_bytes_a_lane() -> None:
+    """A tensor copy would store rows of the next group, which another block may have written by then."""
+    text = render(need(grouped.plain, "pingpong", 1)).text
+    assert "store_box" not in text
+    assert "store<8>(out_ptr" in text
