@@ -123,9 +123,10 @@ def compile_cuda(text: str, threads: int = 128, shared_bytes: int = 0) -> None:
 def launch(
     source: str, arrays: Sequence[Array], *, check: bool, warp: int = 32, seed: int = 0, threads: int = 128,
     grid: tuple[int, int, int] = (1, 1, 1), shared_bytes: int = 0, maps: Sequence[Any] = (),
+    arch: str = "",
 ) -> None:  # fmt: skip
     """Run a kernel of `maps`, then pointers: the last array is what it writes, and starts as nothing."""
-    kernel = build(source, "kernel", warp=warp, check=check, filename="program.cu")
+    kernel = build(source, "kernel", warp=warp, check=check, filename="program.cu", arch=arch)
     names = [*"abcdefgh"[: len(arrays) - 1], "out"]
     buffers = [
         Buffer(name, each.ctypes.data, each.ctypes.data, each.nbytes, writable=name == "out", initialised=name != "out")

@@ -73,7 +73,7 @@ def emitted(chain: Chain, target: Target) -> tuple[File, ...]:
     """The kernel and its numpy reference; of a program each kernel, the reference, and its launches. Raises NoPlan, and
     NoUnits where the target multiplies no such factors."""
     if kinds := lacking(chain.graph, target):
-        raise NoUnits(f"{target} has no matrix unit for factors of {kinds}, which {chain.name} multiplies")
+        raise NoUnits(f"no kernel for {target} multiplies factors of {kinds}, as {chain.name} does")
     found = candidates(chain.graph, target)
     folder = Path(target.folder)
     if (program := program_instead(found)) is not None:

@@ -321,11 +321,12 @@ def _value(arg: Argument) -> Scalar:
 
 def build(
     source: str, entry: str, *, warp: int, check: bool, filename: str, contract: bool = False,
-    cache_dir: Path | None = None,
+    arch: str = "", cache_dir: Path | None = None,
 ) -> EmulatedKernel:  # fmt: skip
     """Compile CUDA or HIP text for the CPU; `entry` is its `extern "C"` kernel, `filename` its name in messages.
 
     With `contract`, products that are added become fused multiply-adds; else each operation rounds as it is written.
+    `arch` is AMD's, as "gfx950", whose macro is defined; without it the instructions are those of gfx942.
 
     Libraries are cached in `cache_dir`, by default the user's cache, and loaded from a folder of this process. Raises
     EmulatorUnavailable without a fitting compiler or room to build, EmulatorBuildError if the text is refused.
@@ -341,7 +342,10 @@ def build(
     text = f"{rewritten.text}\nSIMT_EXPORT({entry}, ({bounds}), ({cluster}))\n"
     if "__bf16" in source:
         text = f"#include <cuda_bf16.h>\n#line 1\n{text}"  # HIP's compiler knows this type without a header
-    library, log = toolchain.build_kernel(text, entry=entry, warp=warp, check=check, contract=contract, cache=cache_dir)
+    macros = (f"-D__{arch}__=1",) if arch.startswith("gfx") else ()
+    library, log = toolchain.build_kernel(
+        text, entry=entry, warp=warp, check=check, contract=contract, cache=cache_dir, extra=macros
+    )
     if log is not None:
         raise _build_error(log, source, filename)
     return EmulatedKernel(

@@ -13,6 +13,8 @@ A vector type of clang's, which g++ has by another name only, counts bytes inste
 
     typedef _Float16 half4 __attribute__((ext_vector_type(4)));  ->  ... vector_size((4) * sizeof(_Float16)) ...
 
+and, since __bf16 is a class here, of which there are no vectors, holds the bits of such numbers as shorts.
+
 Lines stay where they are. A small tokenizer finds the declarations, so that comments, strings, template arguments and
 preprocessor lines can't mislead it; only what stands between `__shared__` and its semicolon is understood.
 """
@@ -103,7 +105,11 @@ def rewrite_vectors(source: str) -> str:
         end = matching(tokens, index + 1)
         before = words.index("__attribute__")
         element = head[1 : before - 1] if words[0] == "typedef" else head[3:before]
-        size = f"vector_size(({plain_text(source, tokens[index + 2 : end])}) * sizeof({plain_text(source, element)}))"
+        kind = plain_text(source, element)
+        if element[-1].text == "__bf16":
+            changes.append((element[-1].start, element[-1].end, "short"))
+            kind = kind.replace("__bf16", "short")
+        size = f"vector_size(({plain_text(source, tokens[index + 2 : end])}) * sizeof({kind}))"
         changes.append((token.start, tokens[end].end, size))
     return _with_changes(source, changes)
 

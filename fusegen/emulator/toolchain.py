@@ -250,7 +250,8 @@ def build_kernel(
 
     `contract`: with fused multiply-adds. `cache` None is the user's. Raises EmulatorUnavailable without a compiler, and
     where there is no room to build.
-    `extra` compiler flags and another `runtime`, which must lie in the workplace, are for the emulator's own tests.
+    `extra` are further compiler flags; another `runtime`, which must lie in the workplace, is for the emulator's own
+    tests.
     """
     found = compiler_for(check=check)
     beside = runtime or build_runtime(found, check=check, cache=cache)

@@ -60,7 +60,7 @@ class EmulatorDevice(Device):
 
         kernel = emulator.build(
             source.text, source.plan.name, warp=self.target.warp, check=self.check, contract=self.contract,
-            filename=source.filename,
+            arch=self.target.arch, filename=source.filename,
         )  # fmt: skip
         return EmulatedLoaded(self, kernel, source)
 

@@ -14,7 +14,7 @@ from fusegen.errors import RequestError
 from fusegen.targets import cuda, hip
 from fusegen.targets.base import Spelling, Target
 from fusegen.targets.cuda import A100, B200, H100, H200, L40S
-from fusegen.targets.hip import MI210, MI250, MI250X, MI300A, MI300X, MI325X
+from fusegen.targets.hip import MI210, MI250, MI250X, MI300A, MI300X, MI325X, MI350X, MI355X
 
 __all__ = [
     "A100",
@@ -29,6 +29,8 @@ __all__ = [
     "MI300A",
     "MI300X",
     "MI325X",
+    "MI350X",
+    "MI355X",
     "TARGETS",
     "Spelling",
     "Target",

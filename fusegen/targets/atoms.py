@@ -105,8 +105,9 @@ class Atom:
     """sums += left @ right, of matrices that are `rows` x `k` and `k` x `cols`.
 
     `factors`: as which type they are stored; `other`: the right one, where it is another type. `word`: what the
-    instruction, or the compiler's function for it, calls their elements, `other_word` the right one's. Of
-    `instructions`, which one fragment of the factors is for, each takes its part of K. `sum_bits`: the significant bits
+    instruction, or the compiler's function for it, calls their elements, `other_word` the right one's; a compiler's
+    function takes a vector of `lane_words` of them. Of `instructions`, which one fragment of the factors is for, each
+    takes its part of K. `sum_bits`: the significant bits
     of sums of floats while instructions add to them; whole numbers are summed in i32, exactly.
     """
 
@@ -126,6 +127,7 @@ class Atom:
     warps: int = 1  # of so many, each of which has rows of its own
     left_fragment: Fragment | None = None  # of a left factor that comes from registers, where kernels make it there
     instructions: int = 1
+    lane_words: int = 1
     other: DType | None = None
     other_word: str = ""
     sum_type: DType = f32  # of a sum in registers

@@ -5,12 +5,13 @@ finds `hip/hip_fp16.h` only where an include path to a full ROCm is given, and e
 casts need neither. They lower to what the headers' functions promise: read in the code of ROCm 7.2 for gfx90a and
 gfx942, float to half is one `v_cvt_f16_f32` (the wave's rounding mode, which is to nearest even at kernel start),
 float to bfloat16 adds 0x7fff and the lowest kept bit, then selects a quieted NaN for NaN input; widening either is
-exact. `tests/targets/test_targets.py` looks for these instructions.
+exact. On gfx950 the same casts become one `v_cvt_pk_bf16_f32` for two numbers. `tests/targets/test_targets.py` looks
+for these instructions.
 
 A model is what one HIP device is: one compute die (GCD) of an MI250X, the whole of an MI300X. Registers are the unified
-file of gfx90a and gfx942: 512 per lane in each of four SIMDs, shared by vector and accumulation registers, handed out
-in eights. Sources: "AMD CDNA 2" and "AMD CDNA 3" white papers and instruction set manuals, LLVM's AMDGPU usage guide
-("Waves per EU" and VGPR granularity), and the data sheets named beside the numbers.
+file of gfx90a, gfx942 and gfx950: 512 per lane in each of four SIMDs, shared by vector and accumulation registers,
+handed out in eights. Sources: "AMD CDNA 2" and "AMD CDNA 3" white papers and instruction set manuals, LLVM's AMDGPU
+usage guide ("Waves per EU" and VGPR granularity), and the data sheets named beside the numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusegen.language.types import DType, bf16, f8e4m3fnuz, f8e5m2fnuz, f16, f32, i8, i32
+from fusegen.language.types import DType, bf16, f8e4m3, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f16, f32, i8, i32
 from fusegen.targets.atoms import Atom, Fragment, Term
 from fusegen.targets.base import CTYPES, TO_STORAGE, TO_VALUE, Spelling, Target
 
@@ -35,6 +36,7 @@ def reduced(sign: str) -> tuple[str, ...]:
 
 
 # ---- matrix units
+WORDS = {"_Float16": 2, "__bf16": 2, "short": 2, "float": 4, "int": 4, "long": 8}  # bytes
 SUMS_32 = Fragment(
     rows=(Term("lane", mod=32),),
     cols=(Term("i", div=4, times=8), Term("lane", div=32, times=4), Term("i", mod=4)),
@@ -43,10 +45,10 @@ SUMS_32 = Fragment(
 SUMS_16 = Fragment(rows=(Term("lane", mod=16),), cols=(Term("lane", div=16, times=4), Term("i")), lanes=64)
 
 
-def mfma(factors: DType, word: str, size: int, k: int, suffix: str) -> Atom:
+def mfma(factors: DType, word: str, size: int, k: int, suffix: str, instructions: int = 2) -> Atom:
     """CDNA 3 ISA, "Matrix core": v_mfma_f32_32x32 and v_mfma_f32_16x16, of a depth of their own. A lane loads 16 bytes
-    at a time, which two instructions multiply, or four of f32; the product's columns are their rows."""
-    instructions = 4 if factors is f32 else 2
+    at a time, which two instructions multiply, or four of f32, or one that is twice as deep (CDNA 4 ISA); the product's
+    columns are their rows."""
     return Atom(
         kind="mfma",
         instruction=f"__builtin_amdgcn_mfma_f32_{size}x{size}x{k}{suffix}",
@@ -62,46 +64,67 @@ def mfma(factors: DType, word: str, size: int, k: int, suffix: str) -> Atom:
         sums="registers",
         fragment=SUMS_32 if size == 32 else SUMS_16,
         instructions=instructions,
+        lane_words=16 // instructions // WORDS[word],
     )
 
 
 def narrow(left: tuple[DType, str], right: tuple[DType, str], size: int, k: int, name: str, word: str) -> Atom:
-    """The same of 8 bits, whose instructions take 8 bytes a lane on gfx942 and 4 on gfx90a."""
+    """The same of 8 bits, whose instructions take 4 bytes a lane on gfx90a, 8 on gfx942, and of i8 16 on gfx950."""
     whole = left[0] is i8
-    instructions = 4 if word == "int" else 2
+    instructions = 1024 // (size * k)  # 16 bytes of each of 64 lanes
     return replace(
-        mfma(left[0], word, size, k, ""),
+        mfma(left[0], word, size, k, "", instructions),
         instruction=f"__builtin_amdgcn_mfma_{'i32' if whole else 'f32'}_{size}x{size}x{k}{name}",
-        k=instructions * k,
-        instructions=instructions,
         other=right[0],
         sum_type=i32 if whole else f32,
     )
 
 
 FLOATS = ((f8e4m3fnuz, "fp8"), (f8e5m2fnuz, "bf8"))  # of gfx942: CDNA 3 ISA, "FP8 and BF8"
+OCP_FLOATS = ((f8e4m3, "fp8"), (f8e5m2, "bf8"))  # the same instructions of gfx950: LLVM's AMDGPU usage guide, "gfx950"
 WHOLE = i8, "i8"
 NARROW_CDNA_2 = (narrow(WHOLE, WHOLE, 32, 8, "i8", "int"), narrow(WHOLE, WHOLE, 16, 16, "i8", "int"))
-NARROW_CDNA_3 = (
-    *(
+
+
+def narrow_floats(floats: tuple[tuple[DType, str], ...]) -> tuple[Atom, ...]:
+    """Of each two of them."""
+    return tuple(
         narrow(left, right, size, k, f"_{right[1]}_{left[1]}", "long")  # its rows are the product's columns
-        for left in FLOATS
-        for right in FLOATS
+        for left in floats
+        for right in floats
         for size, k in ((32, 16), (16, 32))
-    ),
+    )
+
+
+NARROW_CDNA_3 = (
+    *narrow_floats(FLOATS),
     narrow(WHOLE, WHOLE, 32, 16, "_i8", "long"),
     narrow(WHOLE, WHOLE, 16, 32, "_i8", "long"),
+)
+NARROW_CDNA_4 = (
+    *narrow_floats(OCP_FLOATS),
+    narrow(WHOLE, WHOLE, 32, 32, "_i8", "int"),
+    narrow(WHOLE, WHOLE, 16, 64, "_i8", "int"),
 )
 MFMA = (
     mfma(f16, "_Float16", 32, 8, "f16"),
     mfma(bf16, "short", 32, 8, "bf16_1k"),
-    mfma(f32, "float", 32, 2, "f32"),
+    mfma(f32, "float", 32, 2, "f32", 4),
     mfma(f16, "_Float16", 16, 16, "f16"),
     mfma(bf16, "short", 16, 16, "bf16_1k"),
-    mfma(f32, "float", 16, 4, "f32"),
+    mfma(f32, "float", 16, 4, "f32", 4),
+)
+MFMA_CDNA_4 = (
+    mfma(f16, "_Float16", 32, 16, "_f16", 1),
+    mfma(bf16, "__bf16", 32, 16, "_bf16", 1),
+    MFMA[2],
+    mfma(f16, "_Float16", 16, 32, "_f16", 1),
+    mfma(bf16, "__bf16", 16, 32, "_bf16", 1),
+    MFMA[5],
 )
 
 CHAINED = (MFMA[3], MFMA[4])  # whose sums a lane has of one row each, as it has the next product's factor
+CHAINED_CDNA_4 = (MFMA_CDNA_4[3], MFMA_CDNA_4[4])  # and here those of two tiles of keys, which are as deep as one step
 
 SPELLING = Spelling(
     file_suffix=".hip",
@@ -225,8 +248,34 @@ MI300A = replace(
 
 MI325X = replace(MI300X, model="mi325x", dram_gbs=6000.0)  # MI325X data sheet
 
-MODELS: tuple[Target, ...] = (MI210, MI250, MI250X, MI300A, MI300X, MI325X)
+# 256 compute units, 160 KiB of LDS in each and 4 MiB of L2 on each of 8 dies: ROCm's documentation, "AMD GPU
+# specifications". Rates are those of 2.4 GHz: a unit does 4096 operations a cycle of 16 bits, 8192 of 8 bits and 256 of
+# f32, which gives the 2.5 and 5 PFLOP/s that AMD states. Of 8-bit floats those 5 are assumed to need
+# v_mfma_f32_16x16x128_f8f6f4, which no plan uses yet. What isn't said here is assumed to be as on gfx942.
+MI355X = replace(
+    MI300X,
+    model="mi355x",
+    arch="gfx950",
+    sms=256,
+    shared_bytes=160 * 1024,
+    shared_per_sm=160 * 1024,
+    shared_unit=1280,  # 320 dwords: LLVM, getLdsDwGranularity
+    dram_gbs=8000.0,  # 8 TB/s, as AMD states it
+    fp32_tflops=157.3,
+    matrix_tflops=2516.6,
+    f32_tflops=157.3,  # there is no xf32 any more
+    narrow_tflops=5033.2,
+    atoms=(*MFMA_CDNA_4, *NARROW_CDNA_4),
+    chained=CHAINED_CDNA_4,
+)
+
+# the same at 2.2 GHz
+MI350X = replace(
+    MI355X, model="mi350x", fp32_tflops=144.2, matrix_tflops=2306.9, f32_tflops=144.2, narrow_tflops=4613.7
+)
+
+MODELS: tuple[Target, ...] = (MI210, MI250, MI250X, MI300A, MI300X, MI325X, MI350X, MI355X)
 DEFAULT = MI300X
 
-ARCHES: Mapping[str, Target] = {"gfx90a": MI250X, "gfx942": MI300X}
+ARCHES: Mapping[str, Target] = {"gfx90a": MI250X, "gfx942": MI300X, "gfx950": MI355X}
 """Architectures a target may be named by, each with the facts of its best-known model."""

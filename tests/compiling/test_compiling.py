@@ -32,7 +32,16 @@ from fusegen.compiling.versions import known_version, noted
 from fusegen.errors import CompileError, MissingError, RequestError
 from fusegen.targets import A100, H200, L40S, MI250X, MI300X, Target, target
 
-NAMES = ("cuda:sm_80", "cuda:sm_90", "cuda:sm_90a", "cuda:sm_100", "cuda:sm_100a", "hip:gfx90a", "hip:gfx942")
+NAMES = (
+    "cuda:sm_80",
+    "cuda:sm_90",
+    "cuda:sm_90a",
+    "cuda:sm_100",
+    "cuda:sm_100a",
+    "hip:gfx90a",
+    "hip:gfx942",
+    "hip:gfx950",
+)
 
 PLAIN = """
 extern "C" __global__ __launch_bounds__(128) void plain(float* x) {

@@ -197,7 +197,7 @@ def test_random_masks_give_what_numpy_does(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", specs.ATTENTION)
-@pytest.mark.parametrize("on", ["cuda:a100", "cuda:h200", "hip:mi300x"])
+@pytest.mark.parametrize("on", ["cuda:a100", "cuda:h200", "hip:mi300x", "hip:mi355x"])
 def test_the_first_candidate_passes_the_gate(name: str, on: str) -> None:
     source = render(attention_plans(specs.ALL[name], on)[0])
     try:

@@ -487,7 +487,7 @@ def test_no_address_shares_the_registers_of_a_policy(chosen: str) -> None:
 
 
 @pytest.mark.pairwise("spec", "rows", "name")
-@pytest.mark.parametrize("name", ["cuda:a100", "cuda:h200", "hip:gfx90a", "hip:mi300x"])
+@pytest.mark.parametrize("name", ["cuda:a100", "cuda:h200", "hip:gfx90a", "hip:mi300x", "hip:mi355x"])
 @pytest.mark.parametrize("rows", [8, 64, 4096])
 @pytest.mark.parametrize(
     "spec", [gemms.bias_gelu, gemms.norm_swiglu, gemms.qkv, gemms.tf32, gemms.tf32_norm_swiglu], ids=lambda s: s.name

@@ -19,15 +19,17 @@ from fusegen.language.reference import reference
 from fusegen.language.types import DType, TensorType, size_of
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Plan, Source, Summed
+from fusegen.planner.products.factors import lacking
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.planner.programs import program_instead
 from fusegen.runtime import Kernel, Program
 from fusegen.runtime.finding import find
-from fusegen.targets import A100, H200, L40S, MI300X, Target
+from fusegen.targets import A100, H200, L40S, MI300X, MI355X, Target
 from fusegen.targets.hip import MI250X
 from fusegen.validation import validate
 from fusegen.validation.bounds import analyse
+from tests.specs import SHIPPED
 from tests.tools import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
@@ -234,6 +236,9 @@ CASES = [
     (whole, MI250X, {"M": 8, "N": 64, "K": 528}),
     (fnuz, MI300X, {"M": 37, "N": 75, "K": 83}),
     (fnuz, MI300X, {"M": 8, "N": 64, "K": 528}),
+    (whole, MI355X, {"M": 37, "N": 75, "K": 83}),
+    (scaled, MI355X, {"M": 37, "N": 75, "K": 83}),
+    (mixed, MI355X, {"M": 8, "N": 64, "K": 528}),
 ]
 
 
@@ -403,3 +408,11 @@ def test_wrong_scales_are_caught(name: str) -> None:
         kernel = emulated(step, source)
         wrong, _ = beyond(np.asarray(kernel(*operands)), step, operands)
         assert (wrong == 0) is right
+
+
+def test_scaled_blocks_are_no_mfma_kernels() -> None:
+    """gfx950 multiplies such floats, but no kernel for it sums their blocks one by one: there is no golden source."""
+    blocks = SHIPPED["fp8_block_gemm"].graph
+    assert lacking(blocks, MI355X) == "f8e4m3 in scaled blocks"
+    assert not lacking(blocks, L40S)
+    assert not lacking(SHIPPED["fp8_gemm"].graph, MI355X)

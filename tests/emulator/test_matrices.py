@@ -11,7 +11,7 @@ import pytest
 
 from fusegen.emulator import EmulatorBuildError, KernelFault, build
 from fusegen.emulator.rewrite import rewrite_vectors
-from fusegen.targets import A100, H200, MI300X, Target
+from fusegen.targets import A100, H200, MI300X, MI355X, Target
 from fusegen.targets.hip import MI250X
 from tests.programs import Array, aligned, compile_all_for, compile_for, launch
 from tests.tools import BUILDS, needs_check, needs_compiler
@@ -443,7 +443,9 @@ class Mfma:
     size: int
     number: str
     other: str = ""  # what B is of, where it is another type
-    narrow: int = 0  # values of 8 bits
+    narrow: int = 0  # values of 8 bits,
+    wide: int = 4  # and of 16
+    arch: str = ""  # whose types it multiplies
 
     def __str__(self) -> str:
         return self.builtin
@@ -451,7 +453,7 @@ class Mfma:
     @property
     def values(self) -> int:
         """Of A and of B in a lane."""
-        return self.narrow or (1 if self.number == "f32" else 4)
+        return self.narrow or (1 if self.number == "f32" else self.wide)
 
     @property
     def whole(self) -> bool:
@@ -467,9 +469,14 @@ class Mfma:
         kind = {"f16": "_Float16", "bf16": "short", "f32": "float"}.get(self.number, "unsigned char")
         many, sum_type = self.values > 1, "int" if self.whole else "float"
         vector = {4: "int Values", 8: "long Values"}.get(
-            self.narrow, f"{kind} Values" + " __attribute__((ext_vector_type(4)))" * many
+            self.narrow,
+            f"{kind} Values __attribute__((ext_vector_type({self.values})))" if many else f"{kind} Values",
         )
-        fill = "reinterpret_cast<unsigned char*>(&{0})[i]" if self.narrow else "{0}[i]" if many else "{0}"
+        if self.narrow == 16:
+            vector = "int Values __attribute__((ext_vector_type(4)))"
+        if self.wide == 8 and self.number == "bf16":  # vectors of numbers, which are filled with their bits
+            vector = vector.replace("short", "__bf16")
+        fill = f"reinterpret_cast<{kind}*>(&{{0}})[i]" if self.narrow or self.wide == 8 else "{0}[i]" if many else "{0}"
         return f"""
 typedef {vector};
 using Sums = {sum_type} __attribute__((ext_vector_type({results})));
@@ -489,6 +496,7 @@ extern "C" __global__ void kernel(const {kind}* a, const {kind}* b, const {sum_t
 """
 
 
+OCP = {"fp8": "e4m3", "bf8": "e5m2"}
 MFMAS = [
     Mfma("f32_32x32x8f16", 32, "f16"),
     Mfma("f32_16x16x16f16", 16, "f16"),
@@ -504,6 +512,14 @@ OF_GFX942 = [
     Mfma("i32_32x32x16_i8", 32, "s8", narrow=8),
     Mfma("i32_16x16x32_i8", 16, "s8", narrow=8),
 ]
+OF_GFX950 = [
+    *(Mfma(f"f32_{size}x{size}x{512 // size}_{number}", size, number, wide=8)
+      for size in (32, 16) for number in ("f16", "bf16")),
+    *(Mfma(f"f32_{size}x{size}x{512 // size}_{a}_{b}", size, OCP[a], OCP[b], narrow=8, arch="gfx950")
+      for size in (32, 16) for a in OCP for b in OCP),
+    Mfma("i32_32x32x32_i8", 32, "s8", narrow=16),
+    Mfma("i32_16x16x64_i8", 16, "s8", narrow=16),
+]  # fmt: skip
 
 
 def run_mfma(mfma: Mfma, source: str, *, check: bool, seed: int = 0, warp: int = 64) -> tuple[Array, Array]:
@@ -517,21 +533,27 @@ def run_mfma(mfma: Mfma, source: str, *, check: bool, seed: int = 0, warp: int =
     sums = np.dtype(np.int32 if mfma.whole else np.float32)
     c, d = distinct(size, size, sums, 3), aligned(np.full((size, size), -1 if mfma.whole else np.nan, sums))
     given = [each.view(np.uint8) if mfma.narrow else each for each in (a, b)]
-    launch(source, [*given, c, d], check=check, seed=seed, threads=64, warp=warp)
+    launch(source, [*given, c, d], check=check, seed=seed, threads=64, warp=warp, arch=mfma.arch)
     return d, product(a, b, c).astype(sums)
 
 
 @pytest.mark.parametrize("check", BUILDS)
-@pytest.mark.parametrize("mfma", [*MFMAS, *OF_GFX90A, *OF_GFX942], ids=str)
+@pytest.mark.parametrize(
+    "mfma", [*MFMAS, *OF_GFX90A, *OF_GFX942, *OF_GFX950], ids=lambda mfma: f"{mfma} {mfma.arch}".strip()
+)
 def test_mfma_multiplies(mfma: Mfma, check: bool) -> None:
     for seed in SEEDS:
         got, want = run_mfma(mfma, mfma.source, check=check, seed=seed)
         assert np.array_equal(got, want)
 
 
-@pytest.mark.parametrize(("target", "of_8_bits"), [(MI250X, OF_GFX90A), (MI300X, OF_GFX942)], ids=["gfx90a", "gfx942"])
-def test_mfma_is_hip(target: Target, of_8_bits: Sequence[Mfma]) -> None:
-    compile_all_for(target, [mfma.source for mfma in (*MFMAS, *of_8_bits)], threads=64)
+@pytest.mark.parametrize(
+    ("target", "own"),
+    [(MI250X, OF_GFX90A), (MI300X, OF_GFX942), (MI355X, OF_GFX950)],
+    ids=lambda x: getattr(x, "arch", ""),
+)
+def test_mfma_is_hip(target: Target, own: Sequence[Mfma]) -> None:
+    compile_all_for(target, [mfma.source for mfma in (*MFMAS, *own)], threads=64)
 
 
 def test_half_a_wave_can_not_multiply() -> None:

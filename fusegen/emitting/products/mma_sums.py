@@ -212,6 +212,7 @@ class SumSpeller(GemmWords):
             "type": atom.word,
             "builtin": atom.instruction,
             "parts": atom.instructions,
+            "lane_words": atom.lane_words,
             "halves": atom.factors.bytes == 2,
             "fragment_dims": "[4]" if mma else "",
             "body": self.spelling.functions.get(f"mma_{'_'.join(self.kinds)}", ()),

@@ -9,7 +9,8 @@
 //
 // The layouts. mma and ldmatrix: PTX ISA, 9.7.14.5 "Matrix multiply-accumulate operation using mma instruction", the
 // figures of m16n8k4, k8 and k16, and "ldmatrix". MFMA: "AMD Instinct MI300 Instruction Set Architecture" and "MI200",
-// chapter 7; f32 has one value a lane where halves have four. Checked against AMD's matrix instruction calculator (element A[0][4] of 16x16x16f16 is v0{16}.[15:0]) and
+// chapter 7; the deeper ones of gfx950 number lanes and values in the same way (LLVM's tests of gfx950 have the registers;
+// that depths go by lane group, then by value, is assumed, and no kernel depends on it); f32 has one value a lane where halves have four. Checked against AMD's matrix instruction calculator (element A[0][4] of 16x16x16f16 is v0{16}.[15:0]) and
 // against the layouts of IREE's dialect for AMD GPUs (32x32x8: C in 4 groups of 2 x 4 rows, lanes along the columns).
 #include "matrices.h"
 
@@ -178,7 +179,7 @@ void mma(Number left, Number right, u32 k, const u32* a, const u32* b, void* d, 
   warp_collect(0xffffffffu, &lane, multiply_lanes, line);
 }
 
-// --- MFMA: size x size results; of A and of B a lane has four values, one of f32, of 8 bits four or eight
+// --- MFMA: size x size results; of A and of B a lane has four or eight values, one of f32, of 8 bits up to 16
 
 struct MfmaLane {
   Number left;
@@ -207,7 +208,7 @@ static void multiply_wave(void** slots, u64 lanes) {
   const MfmaLane& first = *static_cast<MfmaLane*>(slots[0]);
   const u32 size = first.size, values = first.values, k = 64 / size * values, results = size * size / 64;
   const bool whole = is_whole(first.left);
-  float a[32 * 16], b[32 * 16];
+  float a[32 * 32], b[32 * 32];
   double d[32 * 32];
   for (u32 lane = 0; lane < 64; ++lane) {
     const MfmaLane& mine = *static_cast<MfmaLane*>(slots[lane]);

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fusegen.language.graph import Graph, Tensor, factor_kind, once_per_graph
-from fusegen.language.products import Split, split
+from fusegen.language.graph import Graph, Node, Tensor, factor_kind, once_per_graph
+from fusegen.language.products import Split, Unsplittable, split
 from fusegen.language.types import DType, size_of
 from fusegen.planner.model import Access, Layout, Param, RowDim
 from fusegen.planner.pieces import VECTOR_BYTES, named_dims, params_of, stride_name
@@ -21,15 +21,26 @@ from fusegen.targets.base import Target
 
 
 def lacking(graph: Graph, target: Target) -> str:
-    """The types of the first product's factors that the target has no matrix unit for, `f8e4m3 and f8e5m2`; "" where
-    it multiplies all of them."""
+    """The types of the first product's factors that no kernel for the target multiplies, `f8e4m3 and f8e5m2`, or
+    `f8e4m3 in scaled blocks`, which MFMA's kernels don't sum one by one; "" where there are kernels for all."""
     for node in graph.products:
         kinds = [graph.factor_types[node]] * 2
         if kinds[0].narrow:
             kinds = [factor_kind(a, graph.storage) for a in node.factors]
         if not any((a.factors, a.right_factors) == tuple(kinds) for a in target.atoms):
             return " and ".join(dict.fromkeys(map(str, kinds)))
+    if all(atom.kind == "mfma" for atom in target.atoms) and (scaled := scaled_product(graph)) is not None:
+        kinds = [factor_kind(a, graph.storage) for a in scaled.factors]
+        return " and ".join(dict.fromkeys(map(str, kinds))) + " in scaled blocks"
     return ""
+
+
+def scaled_product(graph: Graph) -> Node | None:
+    """The first product whose factors have scales for their blocks."""
+    try:
+        return next((product.node for product in split(graph).products if product.scales), None)
+    except Unsplittable:  # there are no products, or others than those that one kernel may hold
+        return None
 
 
 def no_unit(target: Target, what: str, left: DType, right: DType) -> str:
