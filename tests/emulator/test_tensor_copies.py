@@ -97,7 +97,7 @@ def _whole(array: Array) -> Array:
 LOADS = [
     *((swizzle, 64, 0, 0) for swizzle in (0, 32, 64, 128)),
     *((swizzle, 64, 40, 90) for swizzle in (0, 32, 64, 128)),  # over the right and the lower edge
-    (128, 16, -8, -3), (0, 8, -1, -7), (32, 8, 200, 0), (128, 8, 0, 100),
+    (128, 16, -8, -3), (0, 8, -16, -7), (32, 8, 200, 0), (128, 8, 0, 100),
 ]  # fmt: skip
 
 
@@ -273,6 +273,20 @@ BROKEN = [
         "TENSOR",
     ),
     (
+        "a box that begins between 16 bytes of a line",
+        [("map, 0, 0, &bar); } // ISSUE", "map, 4, 0, &bar); } // ISSUE")],
+        "misaligned",
+        "begins at element 4 of its line, which is no multiple of 16 bytes",
+        "TENSOR",
+    ),
+    (
+        "a box that begins there, in front of the line",
+        [("map, 0, 0, &bar); } // ISSUE", "map, -1, 0, &bar); } // ISSUE")],
+        "misaligned",
+        "begins at element -1 of its line",
+        "TENSOR",
+    ),
+    (
         "a box beyond shared memory",
         [("load_box(tile", "load_box(tile + 128")],
         "out-of-bounds",
@@ -341,6 +355,13 @@ def test_a_tensor_that_is_larger_than_its_buffer() -> None:
 
 
 STORE_BUGS = [
+    (
+        "a box that begins between 16 bytes of a line",
+        [("store_box(map, 0, 0", "store_box(map, 7, 0")],
+        "misaligned",
+        "begins at element 7 of its line",
+        "TENSOR",
+    ),
     (
         "no fence between the proxies",
         [("fence.proxy.async.shared::cta;", "")],

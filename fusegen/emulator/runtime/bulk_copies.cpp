@@ -52,6 +52,11 @@ static const Tile* tile_at(u64 address, const u64* coordinates, u32 rank, const 
   for (u32 axis = 0; axis < rank; ++axis) {
     tile.origin[axis] = static_cast<int>(coordinates[axis]);
   }
+  if (tile.origin[0] * static_cast<i64>(tile.map.element_bytes) % 16) {  // an H200 stops: an illegal instruction
+    fail_at(Fault::misaligned, site, 0,
+            "a tensor copy of a box that begins at element %lld of its line, which is no multiple of 16 bytes",
+            static_cast<long long>(tile.origin[0]));
+  }
   Critical critical;
   return &worker->tiles.emplace_back(tile);
 }
