@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import fusegen
 from fusegen import Chain, bf16
 from fusegen.planner.smaller import needs_smaller, smaller
-from fusegen.runtime import Kernel
-from fusegen.targets import Target
+from fusegen.runtime import Kernel, finding
+from fusegen.targets import Target, target
 from fusegen.validation import Report, validate
 from fusegen.validation.report import Case
 from tests import grouped
@@ -45,6 +45,20 @@ H200 = "cuda:h200"
 def test_every_chain_is_right_on_every_vendor(spec: Chain, name: str) -> None:
     report = validate(kernel(spec, name), quick=True)
     assert report.ok, str(report)[:2000]
+
+
+@pytest.mark.parametrize("name", [H200, CUDA, AMD])
+def test_rows_next_to_each_other_begin_anywhere(name: str) -> None:
+    """Of an x of columns behind each other, groups begin between vectors, even where columns are whole vectors."""
+    made = kernel(grouped.plain, name, T=136, N=64, K=64)
+    checked = Kernel(made.source, None, finding.find(target(name), "emulator", check=True), made.make_variant)
+    rng = np.random.default_rng(0)
+    x = rng.integers(-4, 5, (64, 136)).astype(bf16.numpy).T
+    w = rng.integers(-4, 5, (5, 64, 64)).astype(bf16.numpy)
+    ends = np.array([13, 50, 50, 51, 136], np.int32)
+    places = np.repeat(np.arange(5), np.diff(ends, prepend=0))
+    want = np.einsum("tk,tnk->tn", x.astype(np.float64), w.astype(np.float64)[places])
+    assert np.array_equal(checked(x, w, ends), want.astype(bf16.numpy))
 
 
 ODD = (

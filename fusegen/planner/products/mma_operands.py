@@ -15,7 +15,7 @@ from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Layout, RowDim
 from fusegen.planner.parts import Transport
 from fusegen.planner.pieces import VECTOR_BYTES, stride_name
-from fusegen.planner.products.factors import Use, access_of, uses, widest
+from fusegen.planner.products.factors import Use, access_of, line_of, uses, widest
 from fusegen.planner.products.gemm import (
     GemmTile,
     chunk_of,
@@ -75,6 +75,7 @@ def named_accesses(
     names = value_names(graph)
     found = [use for use in uses(graph) if not passes_by(use, parts)]
     often = {use.tensor.name for use in found if sum(u.tensor is use.tensor for u in found) > 1}
+    segments = segments_of(graph, parts)
     made = {}
     for use in found:
         output = any(use.tensor is t for t in graph.outputs)
@@ -87,10 +88,11 @@ def named_accesses(
         alone = (
             use.place in ("scale", "left scale") or use.tensor.node in graph.grouped
         )  # one for a group, each by itself
-        width = 1 if alone else widest(graph, layout, use, most)
+        askew = segments and use.place == "left" and line_of(use, layout) != use.k_axis  # a group's first row is any
+        width = 1 if alone or askew else widest(graph, layout, use, most)
         access = access_of(graph, dims, layout, use, name, width)
         made[use.tensor.name, use.place] = replace(access, vector_bytes=min(access.vector_bytes, VECTOR_BYTES))
-    if segments := segments_of(graph, parts):
+    if segments:
         made[segments.ends.tensor, "ends"] = segments.ends
     return made
 
