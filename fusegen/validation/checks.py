@@ -401,6 +401,7 @@ class Checks:
             return
         block = self.plan.rows_per_block if not self.plan.flat else 6
         count = max(6, min(block + 1, most_rows(self.plan, FULL_ELEMENTS)))
+        count += -count % VECTOR_BYTES if how.transposed and not how.padding else 0  # vectors fill rows side by side
         # other layouts are read by rows, whose length stays
         operands = make_operands(self.plan, sizes_for(self.plan, count, OUTER, flat=False), self.rng(name))
         if how.broadcast:
