@@ -92,6 +92,7 @@ class Target:
     counts_blocks: bool = False  # __launch_bounds__ takes the blocks that an SM is to hold; HIP means warps by it
     bulk_copies: bool = False  # any number of 16 bytes, by one thread and either way (cp.async.bulk)
     dependent_launches: bool = False  # a kernel may begin while the one before it runs, and wait (griddepcontrol)
+    f8_tflops: float = 0.0  # of floats of 8 bits, where that is another rate than `narrow_tflops`
     dependent_us: float = 0.0  # that such a launch takes less than one behind the other's end
 
     def atoms_of(self, issuer: Issuer, factors: DType, right: DType | None = None) -> tuple[Atom, ...]:
@@ -113,7 +114,7 @@ class Target:
     def product_tflops(self, factors: DType) -> float:
         """By the data sheet, of dense products of such factors."""
         if factors.narrow:
-            return self.narrow_tflops
+            return self.f8_tflops if factors in F8 and self.f8_tflops else self.narrow_tflops
         return self.f32_tflops if factors is f32 else self.matrix_tflops
 
     def max_blocks(self, threads: int) -> int:

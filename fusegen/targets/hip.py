@@ -47,7 +47,7 @@ SUMS_16 = Fragment(rows=(Term("lane", mod=16),), cols=(Term("lane", div=16, time
 
 def mfma(factors: DType, word: str, size: int, k: int, suffix: str, instructions: int = 2) -> Atom:
     """CDNA 3 ISA, "Matrix core": v_mfma_f32_32x32 and v_mfma_f32_16x16, of a depth of their own. A lane loads 16 bytes
-    at a time, which two instructions multiply, or four of f32, or one that is twice as deep (CDNA 4 ISA); the product's
+    at a time, which two instructions multiply, or four of f32, or one of gfx950's that are twice as deep; the product's
     columns are their rows."""
     return Atom(
         kind="mfma",
@@ -81,7 +81,7 @@ def narrow(left: tuple[DType, str], right: tuple[DType, str], size: int, k: int,
 
 
 FLOATS = ((f8e4m3fnuz, "fp8"), (f8e5m2fnuz, "bf8"))  # of gfx942: CDNA 3 ISA, "FP8 and BF8"
-OCP_FLOATS = ((f8e4m3, "fp8"), (f8e5m2, "bf8"))  # the same instructions of gfx950: LLVM's AMDGPU usage guide, "gfx950"
+OCP_FLOATS = ((f8e4m3, "fp8"), (f8e5m2, "bf8"))  # what the same instructions of gfx950 are taken to multiply
 WHOLE = i8, "i8"
 NARROW_CDNA_2 = (narrow(WHOLE, WHOLE, 32, 8, "i8", "int"), narrow(WHOLE, WHOLE, 16, 16, "i8", "int"))
 
@@ -251,7 +251,8 @@ MI325X = replace(MI300X, model="mi325x", dram_gbs=6000.0)  # MI325X data sheet
 # 256 compute units, 160 KiB of LDS in each and 4 MiB of L2 on each of 8 dies: ROCm's documentation, "AMD GPU
 # specifications". Rates are those of 2.4 GHz: a unit does 4096 operations a cycle of 16 bits, 8192 of 8 bits and 256 of
 # f32, which gives the 2.5 and 5 PFLOP/s that AMD states. Of 8-bit floats those 5 are assumed to need
-# v_mfma_f32_16x16x128_f8f6f4, which no plan uses yet. What isn't said here is assumed to be as on gfx942.
+# v_mfma_f32_16x16x128_f8f6f4, which no plan uses yet, and half of them to be what is left. Clocks, and what isn't said
+# here, which is as on gfx942, are assumed too.
 MI355X = replace(
     MI300X,
     model="mi355x",
@@ -259,20 +260,22 @@ MI355X = replace(
     sms=256,
     shared_bytes=160 * 1024,
     shared_per_sm=160 * 1024,
-    shared_unit=1280,  # 320 dwords: LLVM, getLdsDwGranularity
+    shared_unit=1280,  # 320 dwords, by what is quoted of LLVM's getLdsDwGranularity
     dram_gbs=8000.0,  # 8 TB/s, as AMD states it
     fp32_tflops=157.3,
     matrix_tflops=2516.6,
     f32_tflops=157.3,  # there is no xf32 any more
     narrow_tflops=5033.2,
+    f8_tflops=2516.6,
     atoms=(*MFMA_CDNA_4, *NARROW_CDNA_4),
     chained=CHAINED_CDNA_4,
 )
 
 # the same at 2.2 GHz
 MI350X = replace(
-    MI355X, model="mi350x", fp32_tflops=144.2, matrix_tflops=2306.9, f32_tflops=144.2, narrow_tflops=4613.7
-)
+    MI355X, model="mi350x", fp32_tflops=144.2, matrix_tflops=2306.9, f32_tflops=144.2, narrow_tflops=4613.7,
+    f8_tflops=2306.9,
+)  # fmt: skip
 
 MODELS: tuple[Target, ...] = (MI210, MI250, MI250X, MI300A, MI300X, MI325X, MI350X, MI355X)
 DEFAULT = MI300X
