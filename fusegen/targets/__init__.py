@@ -40,7 +40,7 @@ __all__ = [
 TARGETS: Mapping[str, Target] = {t.name: t for t in (*cuda.MODELS, *hip.MODELS)}
 """Every model, by name."""
 
-GOLDEN_TARGETS: tuple[Target, ...] = (H200, A100, MI300X)
+GOLDEN_TARGETS: tuple[Target, ...] = (H200, A100, MI300X, MI355X)
 """The targets whose emitted sources are committed under `generated/`."""
 
 NAMES: Mapping[str, Target] = {

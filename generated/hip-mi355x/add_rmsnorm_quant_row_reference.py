@@ -1,0 +1,35 @@
+"""add_rmsnorm_quant_row: what the kernel must compute, in float64.
+
+h = x + residual, and rmsnorm(h) * gain as f8e4m3 with a scale for each row.
+
+Operands, with leading axes of any size:
+    x: bf16[M, N]
+    residual: bf16[M, N]
+    gain: bf16[N]
+
+Returns h bf16[M, N], values f8e4m3[M, N], scale f32[M, 1]; floats are left in float64, not yet rounded to the storage type.
+"""
+
+import numpy as np
+
+
+@np.errstate(all="ignore")
+def add_rmsnorm_quant_row(x, residual, gain):
+    x = np.asarray(x).astype(np.float64)
+    residual = np.asarray(residual).astype(np.float64)
+    gain = np.asarray(gain).astype(np.float64)
+    h = x + residual
+    square = h * h
+    sum_of_squares = square.sum(-1, keepdims=True)
+    mean = sum_of_squares / x.shape[-1]
+    mean_plus_eps = mean + 1e-06
+    rrms = 1 / np.sqrt(mean_plus_eps)
+    normalized = h * rrms
+    y = normalized * gain
+    magnitude = np.abs(y)
+    max_of_magnitude = magnitude.max(-1, keepdims=True)
+    largest = np.maximum(max_of_magnitude, 1e-12)
+    scale = largest / 448.0
+    factor = 1.0 / scale
+    mul = y * factor
+    return h, mul, scale

@@ -1,0 +1,132 @@
+// embedding_rmsnorm  bf16[V, N], i32[M, 1], bf16[N] -> bf16[M, N], bf16[M, N]  at V=128256 N=4096 M=8192
+// The row of `table` that each id names, which begins the residual stream, and its RMSNorm.
+//
+//     def embedding_rmsnorm(table, ids, gain):
+//         hidden = F.gather(table, ids)
+//         return hidden, F.rmsnorm(hidden, gain)
+//
+// target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s
+// looks up rows of table at ids, 0 where there is none
+// tile     a warp a row, 2 rows a block, 8 x 8 elements a thread; hidden in registers, as read
+// traffic  201.4 MB moved, 201.4 MB ideal, 335.6 MB unfused in 2 launches
+// floor    25.2 us at 8 TB/s; memory-bound at 0.83 flop/B
+// rounding hidden to bf16 when stored; rmsnorm to bf16 when stored; f32 between
+// needs    rows of 4096 elements, next to each other; table, gain, hidden, rmsnorm: address and strides
+//          in multiples of 16 B; gain [N] shared by every row
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// The vector stays as it was read: what the compiler has made of it would take more registers, and is made again.
+template <typename T, int N>
+__device__ __forceinline__ void leave_packed(Vec<T, N>& v) {
+  unsigned words[sizeof(v) / 4];
+  memcpy(words, &v, sizeof(v));
+  #pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(v) / 4); ++i) asm volatile("" : "+v"(words[i]));
+  memcpy(&v, words, sizeof(v));
+}
+
+// v of the thread whose lane differs in the bits of step
+__device__ __forceinline__ float partner(float v, int step) {
+  return __shfl_xor(v, step);
+}
+
+// the sum over the 64 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v) {
+  #pragma unroll
+  for (int step = 32; step > 0; step /= 2) {
+    v += partner(v, step);
+  }
+  return v;
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+embedding_rmsnorm(
+    const __bf16* __restrict__ table_ptr,
+    const int* __restrict__ ids_ptr,
+    const __bf16* __restrict__ gain_ptr,
+    __bf16* __restrict__ hidden_ptr,
+    __bf16* __restrict__ rmsnorm_ptr,
+    long long rows,
+    long long table_count,
+    long long table_stride,
+    long long ids_stride,
+    long long hidden_stride,
+    long long rmsnorm_stride)
+{
+  constexpr int row_threads = 64;
+  constexpr int block_rows = 2;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 64 threads that share a row
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
+  const long long own_row = tile * block_rows + threadIdx.x / row_threads;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
+  const int* const ids_row = ids_ptr + row * ids_stride;
+  __bf16* const hidden_row = hidden_ptr + row * hidden_stride;
+  __bf16* const rmsnorm_row = rmsnorm_ptr + row * rmsnorm_stride;
+  const int ids = *ids_row;
+  const bool table_found = ids >= 0 && ids < table_count;  // else each of its values is 0
+  const __bf16* const table_row = table_ptr + (table_found ? ids : 0) * table_stride;
+  Vec<__bf16, 8> table_vec[8];
+
+  // pass 1 of 2: read hidden; keep hidden; sum_of_squares = sum(square); write hidden
+  float sum_of_squares_part = 0.0f;
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * row_threads + lane) * 8;
+    table_vec[v] = load<8>(table_row + col);
+  }
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * row_threads + lane) * 8;
+    Vec<__bf16, 8> hidden_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float hidden = table_found ? static_cast<float>(table_vec[v].at[j]) : 0.0f;
+      const float square = hidden * hidden;
+      sum_of_squares_part += square;
+      hidden_vec.at[j] = static_cast<__bf16>(hidden);
+    }
+    if (live) store<8>(hidden_row + col, hidden_vec);
+  }
+  const float sum_of_squares = row_sum(sum_of_squares_part);
+  const float mean = sum_of_squares / 4096.0f;
+  const float mean_plus_eps = mean + 1e-06f;
+  const float rrms = rsqrtf(mean_plus_eps);
+
+  // pass 2 of 2: read gain; write rmsnorm
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) leave_packed(table_vec[v]);
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * row_threads + lane) * 8;
+    const Vec<__bf16, 8> gain_vec = load<8>(gain_ptr + col);
+    Vec<__bf16, 8> rmsnorm_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float gain = static_cast<float>(gain_vec.at[j]);
+      const float hidden = table_found ? static_cast<float>(table_vec[v].at[j]) : 0.0f;
+      const float normalized = hidden * rrms;
+      const float rmsnorm = normalized * gain;
+      rmsnorm_vec.at[j] = static_cast<__bf16>(rmsnorm);
+    }
+    if (live) store<8>(rmsnorm_row + col, rmsnorm_vec);
+  }
+}

@@ -1,0 +1,222 @@
+// lora_x_times_a_times_b  bf16[N, R], bf16[M, R] -> f32[M, N]  at M=4096 N=4096 R=16
+// x_times_a_times_b of lora.
+//
+// target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
+// tile     128 x 64 tiles of 4 warps, slices of 32 in a ring of 2
+// traffic  67.4 MB moved, 67.4 MB ideal, 67.4 MB with products apart, 67.4 MB unfused in 1 launch
+// floor    8.4 us at 8 TB/s; memory-bound at 7.97 flop/B
+// needs    N=4096, R=16; rows of all operands next to each other; x_times_a, b, x_times_a_times_b:
+//          address and strides in multiples of 16 B
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 64, tile_k = 32, stages = 2;
+constexpr int steps = 1;
+constexpr int warp_rows = 64, warp_cols = 32;  // of a tile
+constexpr int threads = 256;
+constexpr int tiles_across = 64;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
+constexpr int full_k = 16;
+// elements from the start of a slice to the right factor, and to its end
+constexpr int b_at = tile_rows * tile_k;
+constexpr int slice_elements = b_at + tile_cols * tile_k;
+constexpr int at_once = 256 * 8;  // elements that the threads copy at once
+constexpr int band_rows = 64;
+// floats from a row of sums to the next: what a warp writes at once lies in different banks
+constexpr int sums_stride = tile_cols + 4;
+
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
+// 8 rows of one column of chunks lie in different banks
+template <int Chunks>
+__device__ __forceinline__ int place(int row, int k) {
+  constexpr int period = Chunks < 8 ? Chunks : 8;
+  const int xor_mask = row / (8 / period) % period;
+  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
+}
+
+// 8 elements, Width with each load; those from `count` on are zeros
+template <int Width, typename T>
+__device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
+  Vec<T, 8> v;
+  if (Width > 1 && count == 8) {
+    #pragma unroll
+    for (int j = 0; j < 8; j += Width) {
+      const Vec<T, Width> part = load<Width>(from + j);
+      #pragma unroll
+      for (int i = 0; i < Width; ++i) v.at[j + i] = part.at[i];
+    }
+  } else {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) v.at[j] = j < count ? from[j] : T{};
+  }
+  return v;
+}
+
+typedef __bf16 Half __attribute__((ext_vector_type(8)));
+typedef float Sums __attribute__((ext_vector_type(16)));
+
+// a lane's 8 elements of what one fragment multiplies: neighbours in k, the same for both operands
+struct alignas(16) Fragment {
+  Half part[1];
+};
+
+// row `mn` + lane % 32 of a tile, from k on
+template <int Chunks, typename T>
+__device__ __forceinline__ void load_fragment(Fragment& to, const T* tile, int mn, int k) {
+  const int lane = threadIdx.x % 64;
+  to = *reinterpret_cast<const Fragment*>(tile + place<Chunks>(mn + lane % 32, k + lane / 32 * 8));
+}
+
+// sums += right^T left^T, 32 columns by 32 rows
+__device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, const Fragment& left) {
+  sums = __builtin_amdgcn_mfma_f32_32x32x16_bf16(right.part[0], left.part[0], sums, 0, 0, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+lora_x_times_a_times_b(
+    const __bf16* __restrict__ b_ptr,
+    const __bf16* __restrict__ x_times_a_ptr,
+    float* __restrict__ x_times_a_times_b_ptr,
+    long long rows,
+    long long x_times_a_stride,
+    long long b_ld,
+    long long x_times_a_times_b_stride)
+{
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int lane = threadIdx.x % 64;
+  const int warp = threadIdx.x / 64;
+  const int warp_row = warp / 2 * warp_rows;  // the warp's first of the tile
+  const int warp_col = warp % 2 * warp_cols;
+  const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
+  const unsigned tile = blockIdx.x;
+  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+  const unsigned first = tile / group_tiles * group;
+  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
+  const int across = tile % group_tiles / height;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const int col0 = across * tile_cols;
+
+  // the ring of 2 slices, and what the thread brings of each
+  __bf16* const ring = reinterpret_cast<__bf16*>(shared);
+  const int x_times_a_m = threadIdx.x / 4, x_times_a_k = threadIdx.x % 4 * 8;
+  const __bf16* x_times_a_from = x_times_a_ptr + (row0 + x_times_a_m) * x_times_a_stride + x_times_a_k;
+  const int x_times_a_to = place<4>(x_times_a_m, x_times_a_k);
+  const int b_n = threadIdx.x / 4, b_k = threadIdx.x % 4 * 8;
+  const __bf16* b_from = b_ptr + (col0 + b_n) * b_ld + b_k;
+  const int b_to = b_at + place<4>(b_n, b_k);
+  Vec<__bf16, 8> x_times_a_held[2];
+  Vec<__bf16, 8> b_held[1];
+  const auto fetch_slice = [&](int step) {
+    const int k_at = step * tile_k;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      x_times_a_held[v] = load_chunk<8>(x_times_a_from + v * 64 * x_times_a_stride, x_times_a_m + v * 64 < rows_here && k_at
+          + x_times_a_k < full_k ? 8 : 0);
+    }
+    x_times_a_from += tile_k;
+    b_held[0] = load_chunk<8>(b_from, k_at + b_k < full_k ? 8 : 0);
+    b_from += tile_k;
+  };
+  const auto prepare_slice = [&](int step) {
+    __bf16* const slice = ring + step % stages * slice_elements;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) store<8>(slice + x_times_a_to + v * at_once, x_times_a_held[v]);
+    store<8>(slice + b_to, b_held[0]);
+  };
+
+  // 1 slices of 32: fragments are loaded one step ahead of their use, across slices too
+  Fragment x_times_a_part[2][2];
+  Fragment b_part[2][1];
+  Sums matmul_sums[1][2] = {};
+  const auto load_parts = [&](int step, int k, int buffer) {
+    const __bf16* const slice = ring + step % stages * slice_elements;
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_fragment<4>(x_times_a_part[buffer][i], slice + i * (32 * tile_k), warp_row, k * 16);
+    }
+    load_fragment<4>(b_part[buffer][0], slice + b_at, warp_col, k * 16);
+  };
+  const auto multiply = [&](int buffer) {
+    #pragma unroll
+    for (int m = 0; m < 2; ++m) multiply_add(matmul_sums[0][m], b_part[buffer][0], x_times_a_part[buffer][m]);
+  };
+
+  fetch_slice(0);
+  prepare_slice(0);
+  __syncthreads();
+  load_parts(0, 0, 0);
+  const auto take_slice = [&](int step, bool last) {
+    #pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      if (k == 1 && !last) {
+        prepare_slice(step + 1);
+      }
+      if (k < 1) {
+        load_parts(step, k + 1, (k + 1) % 2);
+      } else if (!last) {
+        __syncthreads();
+        load_parts(step + 1, 0, 0);
+      }
+      if (k == 0 && !last) {
+        fetch_slice(step + 1);
+      }
+      multiply(k % 2);
+    }
+  };
+  take_slice(steps - 1, true);
+
+  // the sums go through shared memory, where each thread finds neighbouring columns of a row
+  __syncthreads();
+  float* const matmul_shared = reinterpret_cast<float*>(shared);
+  for (int band = 0; band < 2; ++band) {  // of 64 rows: no more fit into the place of the slices
+    if (band > 0) __syncthreads();
+    #pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      if ((warp_row + m * 32) / band_rows == band) {
+        #pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
+          const int sum_col = warp_col + i / 4 * 8 + lane / 32 * 4 + i % 4;
+          matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[0][m][i];
+        }
+      }
+    }
+    __syncthreads();
+
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+      const long long row = row0 + band * band_rows + m;
+      const int col = col0 + n;
+      if (row < rows) {
+        const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
+        Vec<float, 8> x_times_a_times_b_vec;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float matmul = matmul_total.at[j];
+          x_times_a_times_b_vec.at[j] = matmul;
+        }
+        store<8>(x_times_a_times_b_ptr + row * x_times_a_times_b_stride + col, x_times_a_times_b_vec);
+      }
+    }
+  }
+}

@@ -1,0 +1,170 @@
+// masked_softmax  bf16[B, H, S, N], b8[B, 1, 1, N], f32 -> bf16[B, H, S, N]  at B=4 H=16 S=1024 N=1024
+// softmax(scores * scale) over the keys that `mask` keeps; a row with nothing left gives zeros.
+//
+//     def masked_softmax(scores, mask, scale):
+//         z = F.where(mask, scores * scale, -float("inf"))
+//         return F.softmax(z)
+//
+// target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s
+// tile     32 threads a row, 4 rows a block, 4 x 8 elements a thread; z, e in registers
+// traffic  268.4 MB moved, 268.4 MB ideal, 939.5 MB unfused in 3 launches
+// floor    33.6 us at 8 TB/s; memory-bound at 2.50 flop/B
+// rounding out to bf16 when stored; f32 between
+// needs    rows of 1024 elements, next to each other; scores, out: address and strides in multiples of
+//          16 B; mask: address and strides in multiples of 8 B
+
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// x, of which the compiler knows nothing: where it knows a row's number to be a quotient and a rest, NVRTC writes the first
+// vector of each thread value by value
+__device__ __forceinline__ long long unknown(long long x) {
+  return x;
+}
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// the larger of two; NaN wins
+__device__ __forceinline__ float larger(float a, float b) {
+  return a > b || a != a ? a : b;
+}
+
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  return __builtin_amdgcn_exp2f(x);
+}
+
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
+}
+
+// v of the thread whose lane differs in the bits of step
+__device__ __forceinline__ float partner(float v, int step) {
+  return __shfl_xor(v, step);
+}
+
+// the largest value over the 32 threads of a row, in every one of them
+__device__ __forceinline__ float row_max(float v) {
+  #pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    v = larger(v, partner(v, step));
+  }
+  return v;
+}
+
+// the sum over the 32 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v) {
+  #pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    v += partner(v, step);
+  }
+  return v;
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+masked_softmax(
+    const __bf16* __restrict__ scores_ptr,
+    const unsigned char* __restrict__ mask_ptr,
+    float scale,
+    __bf16* __restrict__ out_ptr,
+    long long B_size,
+    long long H_S_size,
+    long long scores_stride_B,
+    long long scores_stride_H_S,
+    long long mask_stride_B,
+    long long out_stride_B,
+    long long out_stride_H_S)
+{
+  constexpr int row_threads = 32;
+  constexpr int block_rows = 4;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 32 threads that share a row
+  const long long rows = B_size * H_S_size;
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
+  const long long own_row = tile * block_rows + threadIdx.x / row_threads;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
+  const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(H_S_size);
+  const unsigned H_S_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_S_size);
+  const __bf16* const scores_row = scores_ptr + B_at * scores_stride_B + H_S_at * scores_stride_H_S;
+  const unsigned char* const mask_row = mask_ptr + B_at * mask_stride_B;
+  __bf16* const out_row = out_ptr + unknown(B_at * out_stride_B + H_S_at * out_stride_H_S);
+  float z_kept[4][8];
+  float e_kept[4][8];
+
+  // pass 1 of 3: read scores, mask; keep z; top = max(z)
+  float top_part = -INFINITY;
+  Vec<__bf16, 8> scores_vec[4];
+  Vec<unsigned char, 8> mask_vec[4];
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * row_threads + lane) * 8;
+    scores_vec[v] = load<8>(scores_row + col);
+    mask_vec[v] = load<8>(mask_row + col);
+  }
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float scores = static_cast<float>(scores_vec[v].at[j]);
+      const bool mask = mask_vec[v].at[j] != 0;
+      const float mul = scores * scale;
+      const float z = mask ? mul : (-INFINITY);
+      z_kept[v][j] = z;
+      top_part = larger(top_part, z);
+    }
+  }
+  const float top = row_max(top_part);
+  const bool top_is_minus_inf = top == (-INFINITY);
+  const float pivot = top_is_minus_inf ? 0.0f : top;
+
+  // pass 2 of 3: keep e; sum_of_exps = sum(e)
+  float sum_of_exps_part = 0.0f;
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float z = z_kept[v][j];
+      const float z_minus_pivot = z - pivot;
+      const float e = exponential(z_minus_pivot);
+      e_kept[v][j] = e;
+      sum_of_exps_part += e;
+    }
+  }
+  const float sum_of_exps = row_sum(sum_of_exps_part);
+  const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
+  const float one_over_sum_of_exps = 1.0f / sum_of_exps;
+  const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
+
+  // pass 3 of 3: write out
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * row_threads + lane) * 8;
+    Vec<__bf16, 8> out_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float e = e_kept[v][j];
+      const float softmax = e * inverse_sum;
+      out_vec.at[j] = static_cast<__bf16>(softmax);
+    }
+    if (live) store<8>(out_row + col, out_vec);
+  }
+}

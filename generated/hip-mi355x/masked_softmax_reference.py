@@ -1,0 +1,33 @@
+"""masked_softmax: what the kernel must compute, in float64.
+
+softmax(scores * scale) over the keys that `mask` keeps; a row with nothing left gives zeros.
+
+Operands, with leading axes of any size:
+    scores: bf16[B, H, S, N]
+    mask: b8[B, 1, 1, N]
+    scale: f32
+
+Returns out bf16[B, H, S, N]; floats are left in float64, not yet rounded to the storage type.
+"""
+
+import numpy as np
+
+
+@np.errstate(all="ignore")
+def masked_softmax(scores, mask, scale):
+    scores = np.asarray(scores).astype(np.float64)
+    mask = np.asarray(mask).astype(bool)
+    scale = np.asarray(scale).astype(np.float64)
+    mul = scores * scale
+    z = np.where(mask, mul, (-np.inf))
+    top = z.max(-1, keepdims=True)
+    top_is_minus_inf = top == (-np.inf)
+    pivot = np.where(top_is_minus_inf, 0.0, top)
+    z_minus_pivot = z - pivot
+    e = np.exp(z_minus_pivot)
+    sum_of_exps = e.sum(-1, keepdims=True)
+    sum_of_exps_is_0 = sum_of_exps == 0.0
+    one_over_sum_of_exps = 1.0 / sum_of_exps
+    inverse_sum = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
+    softmax = e * inverse_sum
+    return softmax

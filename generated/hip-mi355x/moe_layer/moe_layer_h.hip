@@ -1,0 +1,288 @@
+// moe_layer_h  bf16[E, H, D], bf16[E, H, D], i32[E], bf16[T_times_4, D] -> bf16[T_times_4, H]  at E=64 H=1024 D=2048 T_times_4=1024
+// h of moe_layer.
+//
+// target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
+// tile     16 x 16 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 2 for each group;
+//          each of rows of one of 64 groups
+// traffic  543.2 MB moved, 543.2 MB ideal, 555.7 MB with products apart, 559.9 MB unfused in 4 launches
+// floor    67.9 us at 8 TB/s; memory-bound at 15.81 flop/B
+// rounding h to bf16 when stored; f32 between
+// needs    E=64, H=1024, D=2048; rows of all operands next to each other; tokens, gate, up, h: address
+//          and strides in multiples of 16 B; upto_value [E] shared by every row
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  return __builtin_amdgcn_exp2f(x);
+}
+
+// 1 / x, within 1 ulp; above 2^126 it is 0
+__device__ __forceinline__ float reciprocal(float x) {
+  return __builtin_amdgcn_rcpf(x);
+}
+
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
+}
+
+// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 16, tile_cols = 16, tile_k = 64, stages = 2;
+constexpr int split_k = 4, steps = 8;  // parts of K, and slices of each
+constexpr int tiles_across = 64;
+constexpr int segments = 64;  // groups of rows
+// elements from the start of a slice to the right factors, and to its end
+constexpr int gate_at = tile_rows * tile_k;
+constexpr int up_at = gate_at + tile_cols * tile_k;
+constexpr int slice_elements = up_at + tile_cols * tile_k;
+constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
+// floats from a row of sums to the next: what a warp writes at once lies in different banks
+constexpr int sums_stride = tile_cols + 4;
+constexpr int group_floats = 2 * tile_rows * sums_stride;  // of a slice-K group's sums
+
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
+// 8 rows of one column of chunks lie in different banks
+template <int Chunks>
+__device__ __forceinline__ int place(int row, int k) {
+  constexpr int period = Chunks < 8 ? Chunks : 8;
+  const int xor_mask = row / (8 / period) % period;
+  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
+}
+
+// 8 elements, Width with each load; those from `count` on are zeros
+template <int Width, typename T>
+__device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
+  Vec<T, 8> v;
+  if (Width > 1 && count == 8) {
+    #pragma unroll
+    for (int j = 0; j < 8; j += Width) {
+      const Vec<T, Width> part = load<Width>(from + j);
+      #pragma unroll
+      for (int i = 0; i < Width; ++i) v.at[j + i] = part.at[i];
+    }
+  } else {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) v.at[j] = j < count ? from[j] : T{};
+  }
+  return v;
+}
+
+// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
+template <int N>
+__device__ __forceinline__ Vec<float, N> gathered(const float* from) {
+  Vec<float, N> total = {};
+  #pragma unroll
+  for (int group = 0; group < 4; ++group) {
+    const Vec<float, N> part = load<N>(from + group * group_floats);
+    #pragma unroll
+    for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
+  }
+  return total;
+}
+
+struct Segment {
+  int number;  // of the group
+  long long row0, end;  // the tile's first row, and the first one behind the group
+  bool of_group;  // else its rows are of none
+};
+
+// the group of tile `number`, counted from the top. A group's rows end at ends[s], but not before the one above it ends,
+// nor behind all rows: no end is read as a place that is not there
+__device__ __forceinline__ Segment segment_of(const int* ends, long long rows, unsigned number) {
+  const int most = rows < 0x7fffffff ? static_cast<int>(rows) : 0x7fffffff;
+  Segment found{segments - 1, 0, rows, false};
+  int begin = 0;
+  unsigned before = 0;  // tiles
+  #pragma unroll 8
+  for (int s = 0; s < segments; ++s) {  // to the end, so that ends are asked for several at a time
+    const int end = ends[s] < begin ? begin : ends[s] < most ? ends[s] : most;
+    const unsigned behind = before + (static_cast<unsigned>(end - begin) + tile_rows - 1) / tile_rows;
+    if (before <= number && number < behind) {
+      found = Segment{s, begin + static_cast<long long>(number - before) * tile_rows, end, true};
+    }
+    before = behind;
+    begin = end;
+  }
+  if (!found.of_group) found.row0 = begin + static_cast<long long>(number - before) * tile_rows;
+  return found;
+}
+
+typedef __bf16 Half __attribute__((ext_vector_type(8)));
+typedef float Sums __attribute__((ext_vector_type(4)));
+
+// a lane's 8 elements of what one fragment multiplies: neighbours in k, the same for both operands
+struct alignas(16) Fragment {
+  Half part[1];
+};
+
+// row `mn` + lane % 16 of a tile, from k on
+template <int Chunks, typename T>
+__device__ __forceinline__ void load_fragment(Fragment& to, const T* tile, int mn, int k) {
+  const int lane = threadIdx.x % 64;
+  to = *reinterpret_cast<const Fragment*>(tile + place<Chunks>(mn + lane % 16, k + lane / 16 * 8));
+}
+
+// sums += right^T left^T, 16 columns by 16 rows
+__device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, const Fragment& left) {
+  sums = __builtin_amdgcn_mfma_f32_16x16x32_bf16(right.part[0], left.part[0], sums, 0, 0, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+moe_layer_h(
+    const __bf16* __restrict__ gate_ptr,
+    const __bf16* __restrict__ up_ptr,
+    const int* __restrict__ upto_value_ptr,
+    const __bf16* __restrict__ tokens_ptr,
+    __bf16* __restrict__ h_ptr,
+    long long rows,
+    long long tokens_stride,
+    long long gate_ld,
+    long long gate_group,
+    long long up_ld,
+    long long up_group,
+    long long h_stride)
+{
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int lane = threadIdx.x % 64;
+  const int k_group = threadIdx.x / 64;  // slice-K: of 4 groups of warps
+  const unsigned tile = blockIdx.x;
+  const Segment here = segment_of(upto_value_ptr, rows, tile / tiles_across);
+  const long long row0 = here.row0, segment_end = here.end;
+  const int segment = here.number;
+  const bool of_group = here.of_group;
+  const int across = tile % tiles_across;
+  if (row0 >= rows) return;  // the groups need fewer tiles
+  const int rows_here = segment_end - row0 < tile_rows ? static_cast<int>(segment_end - row0) : tile_rows;
+  const int col0 = across * tile_cols;
+
+  // the ring of 2 slices, and what the thread brings of each
+  __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
+  const int tokens_m = lane / 8, tokens_k = lane % 8 * 8;
+  const __bf16* tokens_from = tokens_ptr + (row0 + tokens_m) * tokens_stride + k_group * tile_k + tokens_k;
+  const int tokens_to = place<8>(tokens_m, tokens_k);
+  const int gate_n = lane / 8, gate_k = lane % 8 * 8;
+  const __bf16* gate_from = gate_ptr + segment * gate_group + (col0 + gate_n) * gate_ld + k_group * tile_k + gate_k;
+  const int gate_to = gate_at + place<8>(gate_n, gate_k);
+  const int up_n = lane / 8, up_k = lane % 8 * 8;
+  const __bf16* up_from = up_ptr + segment * up_group + (col0 + up_n) * up_ld + k_group * tile_k + up_k;
+  const int up_to = up_at + place<8>(up_n, up_k);
+  Vec<__bf16, 8> tokens_held[2];
+  Vec<__bf16, 8> gate_held[2];
+  Vec<__bf16, 8> up_held[2];
+  const auto fetch_slice = [&]() {
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      tokens_held[v] = load_chunk<8>(tokens_from + v * 8 * tokens_stride, tokens_m + v * 8 < rows_here ? 8 : 0);
+    }
+    tokens_from += split_k * tile_k;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) gate_held[v] = load_chunk<8>(gate_from + v * 8 * gate_ld, 8);
+    gate_from += split_k * tile_k;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) up_held[v] = load_chunk<8>(up_from + v * 8 * up_ld, 8);
+    up_from += split_k * tile_k;
+  };
+  const auto prepare_slice = [&](int step) {
+    __bf16* const slice = ring + step % stages * slice_elements;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) store<8>(slice + tokens_to + v * at_once, tokens_held[v]);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) store<8>(slice + gate_to + v * at_once, gate_held[v]);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) store<8>(slice + up_to + v * at_once, up_held[v]);
+  };
+
+  // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  Fragment tokens_part[2][1];
+  Fragment gate_part[2][1];
+  Fragment up_part[2][1];
+  Sums tokens_times_gate_sums[1][1] = {};
+  Sums tokens_times_up_sums[1][1] = {};
+  const auto load_parts = [&](int step, int k, int buffer) {
+    const __bf16* const slice = ring + step % stages * slice_elements;
+    load_fragment<8>(tokens_part[buffer][0], slice, 0, k * 32);
+    load_fragment<8>(gate_part[buffer][0], slice + gate_at, 0, k * 32);
+    load_fragment<8>(up_part[buffer][0], slice + up_at, 0, k * 32);
+  };
+  const auto multiply = [&](int buffer) {
+    multiply_add(tokens_times_gate_sums[0][0], gate_part[buffer][0], tokens_part[buffer][0]);
+    multiply_add(tokens_times_up_sums[0][0], up_part[buffer][0], tokens_part[buffer][0]);
+  };
+
+  if (of_group) {  // else all sums are 0
+    fetch_slice();
+    prepare_slice(0);
+    __syncthreads();
+    load_parts(0, 0, 0);
+    const auto take_slice = [&](int step, bool last) {
+      #pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (k == 1 && !last) {
+          prepare_slice(step + 1);
+        }
+        if (k < 1) {
+          load_parts(step, k + 1, (k + 1) % 2);
+        } else if (!last) {
+          __syncthreads();
+          load_parts(step + 1, 0, 0);
+        }
+        if (k == 0 && !last) {
+          fetch_slice();
+        }
+        multiply(k % 2);
+      }
+    };
+    #pragma unroll 1
+    for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+    take_slice(steps - 1, true);
+  }
+
+  // the sums go through shared memory, where each thread finds neighbouring columns of a row
+  __syncthreads();
+  float* const tokens_times_gate_shared = reinterpret_cast<float*>(shared);
+  float* const tokens_times_up_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
+  #pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int sum_row = lane % 16;
+    const int sum_col = lane / 16 * 4 + i;
+    tokens_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_gate_sums[0][0][i];
+    tokens_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_up_sums[0][0][i];
+  }
+  __syncthreads();
+
+  const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
+  const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
+  const long long row = row0 + m;
+  const int col = col0 + n;
+  if (m < tile_rows && row < segment_end) {
+    const Vec<float, 8> tokens_times_gate_total = gathered<8>(tokens_times_gate_shared + m * sums_stride + n);
+    const Vec<float, 8> tokens_times_up_total = gathered<8>(tokens_times_up_shared + m * sums_stride + n);
+    Vec<__bf16, 8> h_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float tokens_times_gate = of_group ? tokens_times_gate_total.at[j] : 0.0f;
+      const float tokens_times_up = of_group ? tokens_times_up_total.at[j] : 0.0f;
+      const float silu = tokens_times_gate * reciprocal(1.0f + exponential(-tokens_times_gate));
+      const float h = silu * tokens_times_up;
+      h_vec.at[j] = static_cast<__bf16>(h);
+    }
+    store<8>(h_ptr + row * h_stride + col, h_vec);
+  }
+}

@@ -1,0 +1,26 @@
+"""rmsnorm: what the kernel must compute, in float64.
+
+x / sqrt(mean(x^2) + 1e-6) * gain.
+
+Operands, with leading axes of any size:
+    x: bf16[M, N]
+    gain: bf16[N]
+
+Returns out bf16[M, N]; floats are left in float64, not yet rounded to the storage type.
+"""
+
+import numpy as np
+
+
+@np.errstate(all="ignore")
+def rmsnorm(x, gain):
+    x = np.asarray(x).astype(np.float64)
+    gain = np.asarray(gain).astype(np.float64)
+    square = x * x
+    sum_of_squares = square.sum(-1, keepdims=True)
+    mean = sum_of_squares / x.shape[-1]
+    mean_plus_eps = mean + 1e-06
+    rrms = 1 / np.sqrt(mean_plus_eps)
+    normalized = x * rrms
+    rmsnorm = normalized * gain
+    return rmsnorm

@@ -1,0 +1,49 @@
+"""router_topk: what the kernel must compute, in float64.
+
+The K most probable experts of each token, and their probabilities made to add up to 1.
+
+Operands, with leading axes of any size:
+    scores: bf16[T, E]
+
+Returns weights f32[T, K], experts i32[T, K]; floats are left in float64, not yet rounded to the storage type.
+"""
+
+import numpy as np
+
+
+def top_columns(key, k):
+    """The columns of each row's k largest keys, largest first; -1 where fewer than k keys are above -inf."""
+    order = np.lexsort((-key, ~np.isnan(key)))[..., :k]  # NaN before all, then descending; ties by column
+    found = np.take_along_axis(key, order, -1)
+    return np.where(found == -np.inf, -1, order)
+
+
+def take(x, columns, missing):
+    """x at the columns of its row; `missing` where the column is -1."""
+    rank = max(x.ndim, columns.ndim)
+    x, columns = (a.reshape((1,) * (rank - a.ndim) + a.shape) for a in (x, columns))
+    return np.where(columns < 0, missing, np.take_along_axis(x, np.maximum(columns, 0), -1))
+
+
+@np.errstate(all="ignore")
+def router_topk(scores):
+    scores = np.asarray(scores).astype(np.float64)
+    top = scores.max(-1, keepdims=True)
+    top_is_minus_inf = top == (-np.inf)
+    pivot = np.where(top_is_minus_inf, 0.0, top)
+    scores_minus_pivot = scores - pivot
+    e = np.exp(scores_minus_pivot)
+    sum_of_exps = e.sum(-1, keepdims=True)
+    sum_of_exps_is_0 = sum_of_exps == 0.0
+    one_over_sum_of_exps = 1.0 / sum_of_exps
+    inverse_sum = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
+    experts = top_columns(scores, 8)
+    experts_below_0 = experts < 0
+    take_ = take(scores, experts, (-np.inf))
+    take_minus_pivot = take_ - pivot
+    exp_ = np.exp(take_minus_pivot)
+    mul = exp_ * inverse_sum
+    likely = np.where(experts_below_0, 0.0, mul)
+    sum_of_likely = likely.sum(-1, keepdims=True)
+    weights = likely / sum_of_likely
+    return weights, experts
