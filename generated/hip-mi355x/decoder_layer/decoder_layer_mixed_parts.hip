@@ -320,12 +320,11 @@ decoder_layer_mixed_parts(
     }
 
     // weights times values: a lane holds of the weights what it multiplies
-    #pragma unroll
-    for (int n = 0; n < 2; n += 2) {
-      const Half rounded = rounded_halves(matmul_sums[n], matmul_sums[n + 1]);
+    {
+      const Half rounded = rounded_halves(matmul_sums[0], matmul_sums[1]);
       #pragma unroll
       for (int d = 0; d < 8; ++d) {
-        const Half values_part_part = load_halves(values_part_lane + stage * stage_elements + d * 16 * values_part_pitch + n * 16);
+        const Half values_part_part = load_halves(values_part_lane + stage * stage_elements + d * 16 * values_part_pitch);
         e_times_values_part_sums[d] = __builtin_amdgcn_mfma_f32_16x16x32_bf16(values_part_part, rounded, e_times_values_part_sums[d], 0, 0, 0);
       }
     }

@@ -332,12 +332,11 @@ paged_attention_out_parts(
     }
 
     // weights times values: a lane holds of the weights what it multiplies
-    #pragma unroll
-    for (int n = 0; n < 2; n += 2) {
-      const Half rounded = rounded_halves(matmul_sums[n], matmul_sums[n + 1]);
+    {
+      const Half rounded = rounded_halves(matmul_sums[0], matmul_sums[1]);
       #pragma unroll
       for (int d = 0; d < 8; ++d) {
-        const Half value_cache_part = load_halves(value_cache_lane + stage * stage_elements + d * 16 * value_cache_pitch + n * 16);
+        const Half value_cache_part = load_halves(value_cache_lane + stage * stage_elements + d * 16 * value_cache_pitch);
         matmul_from_length_sums[d] = __builtin_amdgcn_mfma_f32_16x16x32_bf16(value_cache_part, rounded, matmul_from_length_sums[d], 0, 0, 0);
       }
     }
