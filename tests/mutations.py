@@ -206,7 +206,8 @@ def large_k_misaligned(plan: RowPlan) -> bool:
 
 
 def by_warp(plan: RowPlan) -> bool:
-    return by(plan) == "warp"
+    selection = plan.selection
+    return bool(selection and selection.by == "warp" and not selection.best and selection.delegates == 1)
 
 
 def whatever(plan: RowPlan) -> bool:

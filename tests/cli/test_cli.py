@@ -229,7 +229,12 @@ def test_emit_all_targets(run: Run, tmp_path: Path) -> None:
     facts = document(run("emit", "chains.py:scaled", "--all-targets", "--json"))
     assert sorted(facts["written"]) == sorted(
         f"generated/{folder}/scaled{end}"
-        for folder, suffix in (("cuda-a100", ".cu"), ("cuda-h200", ".cu"), ("hip-mi300x", ".hip"))
+        for folder, suffix in (
+            ("cuda-a100", ".cu"),
+            ("cuda-h200", ".cu"),
+            ("hip-mi300x", ".hip"),
+            ("hip-mi355x", ".hip"),
+        )
         for end in (suffix, "_reference.py")
     )
     assert "exclude each other" in error_of(run("emit", "chains.py", "--all-targets", "--target", "cuda"), 2)
@@ -238,15 +243,15 @@ def test_emit_all_targets(run: Run, tmp_path: Path) -> None:
 def test_emit_alone_keeps_generated_in_step(run: Run, tmp_path: Path) -> None:
     (tmp_path / "specs").mkdir()
     (tmp_path / "chains.py").rename(tmp_path / "specs/chains.py")
-    assert len(document(run("emit", "--json"))["written"]) == 12
-    assert document(run("emit", "--check", "--json"))["files"] == 12
+    assert len(document(run("emit", "--json"))["written"]) == 16
+    assert document(run("emit", "--check", "--json"))["files"] == 16
     text = (tmp_path / "specs/chains.py").read_text()
     (tmp_path / "specs/chains.py").write_text(text.replace("def scaled", "def shifted"))
     assert {d["kind"] for d in document(run("emit", "--check", "--json"), code=1)["differences"]} == {
         "missing",
         "stale",
     }
-    assert len(document(run("emit", "--json"))["removed"]) == 6
+    assert len(document(run("emit", "--json"))["removed"]) == 8
     assert run("emit", "--check").exit_code == 0
 
 
@@ -586,7 +591,7 @@ def test_what_a_bad_spec_has_emitted_stays(run: Run, tmp_path: Path) -> None:
     (specs / "b.py").write_text(SPEC.replace("def scaled", "def third").replace("def normed", "def fourth"))
     assert run("emit").exit_code == 0
     kept = sorted(tmp_path.glob("generated/*/third*"))
-    assert len(kept) == 6
+    assert len(kept) == 8
     (specs / "b.py").write_text("oops")
     for words in (("emit",), ("emit", "specs", "--check", "--all-targets")):
         result = run(*words)

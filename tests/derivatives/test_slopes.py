@@ -404,6 +404,6 @@ def test_the_docs_name_the_ops_without_gradients() -> None:
     assert {public[name] for name in without} <= named
     others = {op.name for op in values if not op.name.startswith(("cumprod", "sorted"))} - set(public)
     internal = {op.name for op in values if op.kind in (Kind.INPUT, Kind.LEAF, Kind.GROUP, Kind.PART, Kind.DEAL)}
-    of_planners = {*CHOSEN_BY_PLANNERS, "spread", "deal_back", "deal_matmul", "put"}
+    of_planners = {*CHOSEN_BY_PLANNERS, "spread", "deal_back", "deal_matmul", "put", "paged_rows"}
     whole = {op.name for op in values if op.takes == "int" or op.name.startswith(("unpack", "to_unit"))}
     assert others - internal - of_planners - whole == {"grouped_matmul"}  # which the page calls products of groups

@@ -213,7 +213,7 @@ class SumSpeller(GemmWords):
             "builtin": atom.instruction,
             "parts": atom.instructions,
             "lane_words": atom.lane_words,
-            "halves": atom.factors.bytes == 2,
+            "part_type": ("Half" if atom.factors.bytes == 2 else "Words") if atom.lane_words > 1 else atom.word,
             "fragment_dims": "[4]" if mma else "",
             "body": self.spelling.functions.get(f"mma_{'_'.join(self.kinds)}", ()),
             "promotes": plan.promote > 0,
