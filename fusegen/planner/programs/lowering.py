@@ -567,6 +567,7 @@ class Lowering:
             return Tensor(tensor.name, type, table[tensor.node])
 
         sizes: dict[str, Size] = {}
+        paged = {t.name for t in inputs if t.node in self.paged}  # by their own names, in another order of axes
         own_inputs, own_outputs = tuple(map(tensor_of, inputs)), tuple(map(tensor_of, outputs))
         named: dict[str, Size] = {dim.name: size for size, dim in self.dims.items()}
         shapes = [*(t.shape for t in (*own_inputs, *own_outputs)), *(n.shape for n in table.values())]
@@ -582,7 +583,7 @@ class Lowering:
             names={table[n]: name for n, name in self.names.items() if n in table},
             sizes={name: size_of(size, self.graph.sizes) for name, size in sizes.items()},
             body=self.graph.body,
-            shown={b.tensor: b.view.text(b.base) for b in bounds if b.tensor != b.base},
+            shown={b.tensor: b.view.text(b.base) for b in bounds if b.tensor != b.base or b.tensor in paged},
         )
         return Lowered(step, bounds, sizes)
 

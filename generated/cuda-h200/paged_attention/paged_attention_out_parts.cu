@@ -3,6 +3,7 @@
 // out_parts, top_parts, sum_of_exps_parts of paged_attention.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
+// views    key_cache is key_cache as [N, 1, G, L, D]; value_cache is value_cache as [N, 1, G, L, D]
 // looks up pages of key_cache at table, 0 where there is none; pages of value_cache at table, 0 where
 //          there is none
 // tile     1 consumer warpgroup of 64 queries, tiles of 128 keys, dealt to 4 blocks by turns, a

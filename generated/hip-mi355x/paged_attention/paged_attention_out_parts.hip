@@ -3,6 +3,7 @@
 // out_parts, top_parts, sum_of_exps_parts of paged_attention.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
+// views    key_cache is key_cache as [N, 1, G, L, D]; value_cache is value_cache as [N, 1, G, L, D]
 // looks up pages of key_cache at table, 0 where there is none; pages of value_cache at table, 0 where
 //          there is none
 // tile     16 queries a block of 1 warps, tiles of 32 keys, dealt to 4 blocks by turns, the next tile
