@@ -68,11 +68,11 @@ class ScoresSpeller(ScoresWords):
         tests = [f"{at} < rows_here"] if rows else [f"key0 + {at} < keys"] if plan.ragged else []
         found: list[str] = []
         if pages is not None:
-            found, source, tests = self.page_of(m, at)
+            found, source, tests = self.page_of(m, at, guard)
             source += "" if jump else " + at"
         if m.columns != m.padded:
             tests.append(f"{col} < {m.columns}")
-        if guard and not m.copied:
+        if guard and not m.copied and pages is None:
             tests.append(guard)
         self.functions.add("copy_chunk" if m.copied else "load_chunk")
         if not m.copied and not m.across:
@@ -96,16 +96,18 @@ class ScoresSpeller(ScoresWords):
             "to": to,
         }
 
-    def page_of(self, m: Matrix, line: str) -> tuple[list[str], str, list[str]]:
-        """The lines that find the page of a tile's line, where it lies there, and the tests whether it does."""
+    def page_of(self, m: Matrix, line: str, guard: str) -> tuple[list[str], str, list[str]]:
+        """The lines that find the page of a tile's line, where it lies there, and the tests whether it does. `guard`
+        tests whether the tile has that line, where threads are more than its chunks."""
         assert m.pages is not None
         assert m.access.gathered is not None
         name, found = m.name, m.access.gathered
         key, page = f"{name}_key", f"{name}_page"
         named = f"{self.pages_here(m.pages)}[{key} / {name}_page_rows]"
+        is_one = all_of(guard, f"{key} < keys" if self.plan.ragged else "")
         lines = [
             f"const int {key} = key0 + {line};",
-            f"const int {page} = {f'{key} < keys ? {named} : -1' if self.plan.ragged else named};",
+            f"const int {page} = {f'{is_one} ? {named} : -1' if is_one else named};",
             f"const bool {name}_there = {page} >= 0 && {page} < {found.count};",
         ]
         source = f"{name}_from + ({name}_there ? {page} : 0) * {found.stride} + {key} % {name}_page_rows * {name}_ld"
