@@ -52,9 +52,16 @@ class Kernels:
                 raise
         return other(*operands, **out)
 
+    def known(self, operands: Sequence[Any]) -> Kernel | Program | None:
+        """The kernel of an earlier call with operands of these shapes."""
+        return self.only or self.by_shapes.get(self.shapes(operands))
+
+    def shapes(self, operands: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple([operands[place].shape for place in self.arrays])
+
     def of(self, operands: Sequence[Any]) -> Kernel | Program:
         """The kernel for operands of these shapes."""
-        shapes = tuple([operands[place].shape for place in self.arrays])
+        shapes = self.shapes(operands)
         kernel = self.by_shapes.get(shapes)
         return self.found(shapes, operands) if kernel is None else kernel
 

@@ -5,6 +5,7 @@
 // IMPL, given to the compiler, is how many bytes behind the start of a tensor's Python object its TensorImpl is said.
 
 #include <ATen/core/TensorBase.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -53,6 +54,14 @@ bool tell(const c10::TensorImpl &tensor, const Mode &mode, Word word)
 
 struct _object *THPVariable_Wrap(const at::TensorBase &tensor);  // of libtorch_python: to a PyObject
 
+// Of libtorch_cpu. The headers that declare them take a compiler seconds.
+namespace at {
+bool hasCallbacks();
+namespace impl {
+bool torch_function_mode_enabled();
+}
+}  // namespace at
+
 // All take what Python knows to be tensors, with Python's lock held. Torch throws for those of which it can't tell these
 // things. What they write down is so many numbers, or -1 where torch can't tell; they write if there is a place for it.
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -85,6 +94,30 @@ try {
         addresses[i] = reinterpret_cast<uintptr_t>(tensor.mutable_data());
     }
     return 1;
+} catch (...) {
+    return 0;
+}
+
+// Whether torch, asked for an operator of these tensors here and now, would do no more than call its kernel: no mode
+// and no transform looks on, no profiler counts, nothing is cast by autocast and no gradient wanted.
+EXPORTED int unwatched(const void *const *tensors, ptrdiff_t count) noexcept
+try {
+    // Backends are no keys that a set of keys can be asked without: as bits they are.
+    using c10::DispatchKey, c10::DispatchKeySet;
+    constexpr auto aside = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+    constexpr auto plain = aside | DispatchKeySet(DispatchKey::CPU) | DispatchKeySet(DispatchKey::CUDA);
+    const auto mode = c10::impl::tls_local_dispatch_key_set();
+    if (mode.included_.raw_repr() & ~c10::default_included_set.raw_repr()
+        || mode.excluded_.raw_repr() & ~aside.raw_repr()
+        || c10::default_excluded_set.raw_repr() & ~mode.excluded_.raw_repr())
+        return 0;
+    const bool differentiates = c10::GradMode::is_enabled();
+    for (ptrdiff_t i = 0; i < count; i++) {
+        const auto &tensor = read(tensors[i]);
+        if (tensor.key_set().raw_repr() & ~plain.raw_repr() || (differentiates && tensor.requires_grad()))
+            return 0;
+    }
+    return !at::impl::torch_function_mode_enabled() && !at::hasCallbacks();
 } catch (...) {
     return 0;
 }

@@ -37,7 +37,7 @@ SOURCE = Path(__file__).with_name("guards.cpp")
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 COMPILERS = ("c++", "g++", "clang++")  # not zig's, whose standard library is not torch's
 HINT = "apt install g++"
-LIBRARIES = ("libc10.so", "libtorch_python.so")  # of torch
+LIBRARIES = ("libc10.so", "libtorch_cpu.so", "libtorch_python.so")  # of torch
 WORD = 8  # bytes
 
 
@@ -46,6 +46,7 @@ class Functions(NamedTuple):
 
     note: Any
     alike: Any
+    unwatched: Any
     form: Any
     make: Any
 
@@ -118,7 +119,11 @@ def begin(module: Any) -> Future[bool]:
 def give(module: Any, wait: Wait) -> bool:
     """Let the module of shortcut.c read tensors by the functions of guards.cpp, where they can be had."""
     try:
-        module.read_by(*map(address, get(wait)))
+        found = get(wait)
+        if not sees(found):
+            log.debug("operators of torch take its dispatcher: %s doesn't see all that watches them", SOURCE.name)
+            found = found._replace(unwatched=None)
+        module.read_by(*map(address, found))
     except Exception as error:  # whatever it is, calls go on without
         return without(error)
     return True
@@ -146,7 +151,7 @@ def get(wait: Wait = subprocess.Popen.communicate) -> Functions:
     text = hashlib.sha256(SOURCE.read_bytes() + header.read_bytes()).hexdigest()
     key = LibraryKey(SOURCE.stem, f"torch-{torch.__version__}", text, shlex.join(command))
     library = kept(key, lambda: command, ".so", load, wait)
-    found = Functions(library.note, library.alike, library.form, library.make)
+    found = Functions(library.note, library.alike, library.unwatched, library.form, library.make)
     if not holds(found):
         raise MissingError(f"{SOURCE.name} doesn't tell all tensors of torch {torch.__version__} apart")
     if not makes(found):
@@ -241,6 +246,32 @@ def makes(functions: Functions) -> bool:
         if made.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
             return False
     return True
+
+
+def sees(functions: Functions) -> bool:
+    """Whether the functions tell calls of an operator that go straight to its kernel from those that torch's modes,
+    transforms and profilers are to see."""
+    torch = sys.modules["torch"]
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    def unwatched(tensor: Any) -> bool:
+        return bool(functions.unwatched(objects(tensor), ctypes.c_ssize_t(1)))
+
+    one, alike, _ = examples()
+    wanted = one.clone().requires_grad_()
+    straight = [unwatched(one), unwatched(alike)]
+    watched = [unwatched(one.to_sparse()), unwatched(torch._neg_view(one)), unwatched(one.to("meta"))]
+    with torch.enable_grad():
+        watched.append(unwatched(wanted))
+    with torch.no_grad():
+        straight.append(unwatched(wanted))
+    with torch.inference_mode():
+        straight += [unwatched(one), unwatched(one.clone())]
+    for mode in TorchFunctionMode(), TorchDispatchMode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with mode:
+            watched.append(unwatched(one))
+    return all(straight) and not any(watched)
 
 
 def remade(functions: Functions, forms: Any, place: Any) -> Any:

@@ -26,6 +26,7 @@ typedef int (*StreamOf)(int32_t device, Word *stream);  // aoti_torch_get_curren
 typedef Py_ssize_t (*Write)(PyObject *const *tensors, Py_ssize_t count, int64_t *numbers);
 static Write note, form;
 static int (*alike)(PyObject *const *tensors, Py_ssize_t count, const int64_t *traits, Word *addresses);
+static int (*unwatched)(PyObject *const *tensors, Py_ssize_t count);
 static PyObject *(*make_like)(const int64_t **forms, Word *address);
 
 static PyObject *is_nested, *word_out, *word_stream;  // the words
@@ -48,6 +49,7 @@ typedef struct {
     PyObject *empty;           // empty(*fresh[i]): memory for output i
     PyObject *fresh;
     int filling;               // whether `out=` is given
+    int operator;              // whether it stands before torch's dispatcher, for calls of which nobody else is to know
     const Span *spans;         // of every array: inputs, then outputs
     Py_ssize_t arrays, outputs;
     Word mask;  // of an address: what `offset` was taken from
@@ -152,6 +154,8 @@ static int look(Shortcut *self, PyObject *const *tensors, Py_ssize_t count, Word
 {
     if (!of_types(self, tensors, 0, count))
         return 0;
+    if (self->operator && !(unwatched && unwatched(tensors, count)))
+        return 0;
     if (self->traits)
         return alike(tensors, count, self->traits, addresses);
     for (Py_ssize_t i = 0; i < count; i++) {  // a nested one has no sizes: torch's guards would abort the process
@@ -243,19 +247,26 @@ static int launch(Shortcut *self, Word *words)
     return truth(PyObject_CallFunction(self->again, "y#", words, self->size * sizeof(Word))) < 0 ? -1 : 0;
 }
 
-// 1: launched, and `outputs` a new reference. 0: not a call like that one. -1: an exception.
-static int attempt(Shortcut *self, PyObject *const *operands, PyObject *out, PyObject **outputs)
+// Whether `out=` is as it was: not there, a tensor, or a tuple of as many.
+static int fits(Shortcut *self, PyObject *out)
 {
-    if (self->filling ? !out || (self->outputs > 1 && (!PyTuple_CheckExact(out) || PyTuple_GET_SIZE(out) != self->outputs))
-                      : out != NULL)
-        return 0;
+    if (!self->filling)
+        return !out;
+    return out && (self->outputs == 1 || (PyTuple_CheckExact(out) && PyTuple_GET_SIZE(out) == self->outputs));
+}
+
+// 1: launched, and `outputs` a new reference: to `out` where results go to `outs`. 0: not a call like that one. -1: an
+// exception.
+static int attempt(
+    Shortcut *self, PyObject *const *operands, PyObject *const *outs, PyObject *out, PyObject **outputs)
+{
     Py_ssize_t inputs = 0, read = self->arrays - (self->filling ? 0 : self->outputs);
     PyObject *tensors[self->arrays + 1];
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->numbers); i++)
         if (PyTuple_GET_ITEM(self->numbers, i) == Py_None)
             tensors[inputs++] = operands[i];
     if (self->filling)
-        memcpy(tensors + inputs, items(self, &out), self->outputs * sizeof *tensors);
+        memcpy(tensors + inputs, outs, self->outputs * sizeof *tensors);
 
     Word words[self->size], *addresses = words + self->first, *value = addresses + self->arrays;
     memcpy(words, self->words, sizeof words);
@@ -288,16 +299,21 @@ static int attempt(Shortcut *self, PyObject *const *operands, PyObject *out, PyO
     return 1;
 }
 
-// As a method of the kernel is called: `given` is the kernel and then the operands.
+// As a method of the kernel is called: `given` is the kernel and then the operands. An operator of torch takes its
+// outputs behind these, and returns None.
 static PyObject *call(PyObject *object, PyObject *const *given, size_t flags, PyObject *names)
 {
     Shortcut *self = (Shortcut *)object;
-    Py_ssize_t count = PyVectorcall_NARGS(flags);
+    Py_ssize_t count = PyVectorcall_NARGS(flags), own = 1 + PyTuple_GET_SIZE(self->numbers);
     PyObject *out, *outputs = NULL;
     int taken = 0;
     Py_INCREF(self);  // while it runs, its kernel may put others in its place
-    if (count == 1 + PyTuple_GET_SIZE(self->numbers) && keywords(names, given + count, &out))
-        taken = attempt(self, given + 1, out, &outputs);
+    if (self->operator && self->filling) {
+        if (count == own + self->outputs && !names)
+            taken = attempt(self, given + 1, given + own, Py_None, &outputs);
+    } else if (count == own && keywords(names, given + count, &out) && fits(self, out)) {
+        taken = attempt(self, given + 1, out ? items(self, &out) : NULL, out, &outputs);
+    }
     if (!taken) {
         PyObject *otherwise = Py_NewRef(self->otherwise);
         outputs = PyObject_Vectorcall(otherwise, given, flags, names);
@@ -321,10 +337,10 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
     Py_ssize_t spans, words, places;
     unsigned long long mask, stream_of, start, function;
     if (names || !PyArg_ParseTuple(
-            given, "OOOKOiOO!O!OO!py#Ky#nny#KKO", &self->like, &self->current_device, &self->current_stream, &stream_of,
+            given, "OOOKOiOO!O!OO!ppy#Ky#nny#KKO", &self->like, &self->current_device, &self->current_stream, &stream_of,
             &self->place, &self->device, &self->address, &PyTuple_Type, &self->types, &PyTuple_Type, &self->numbers,
-            &self->empty, &PyTuple_Type, &self->fresh, &self->filling, &self->spans, &spans, &mask, &self->words, &words,
-            &self->stream, &self->first, &self->places, &places, &start, &function, &self->again)) {
+            &self->empty, &PyTuple_Type, &self->fresh, &self->filling, &self->operator, &self->spans, &spans, &mask, &self->words,
+            &words, &self->stream, &self->first, &self->places, &places, &start, &function, &self->again)) {
         Py_DECREF(self);
         return NULL;
     }
@@ -392,18 +408,27 @@ static PyTypeObject ShortcutType = {
 static PyObject *read_by(PyObject *module, PyObject *given)
 {
     (void)module;
-    unsigned long long noting, comparing, forming, making;
-    if (!PyArg_ParseTuple(given, "KKKK", &noting, &comparing, &forming, &making))
+    unsigned long long noting, comparing, looking, forming, making;
+    if (!PyArg_ParseTuple(given, "KKKKK", &noting, &comparing, &looking, &forming, &making))
         return NULL;
     alike = (int (*)(PyObject *const *, Py_ssize_t, const int64_t *, Word *))(uintptr_t)comparing;
+    unwatched = (int (*)(PyObject *const *, Py_ssize_t))(uintptr_t)looking;
     form = (Write)(uintptr_t)forming;
     make_like = (PyObject *(*)(const int64_t **, Word *))(uintptr_t)making;
     note = (Write)(uintptr_t)noting;
     Py_RETURN_NONE;
 }
 
+// Whether shortcuts can tell who watches torch's operators.
+static PyObject *sees(PyObject *module, PyObject *given)
+{
+    (void)module, (void)given;
+    return PyBool_FromLong(unwatched != NULL);
+}
+
 static PyMethodDef functions[] = {
     {"read_by", read_by, METH_VARARGS, "Let shortcuts read and make tensors by guards.cpp, whose functions are there."},
+    {"sees", sees, METH_NOARGS, "Whether shortcuts can tell who watches torch's operators."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -74,14 +74,25 @@ class Shortcuts:
         """Where a call begins."""
         return next(iter(self.made), self.checked)
 
-    def learn(self, record: Recorded, arrays: Sequence[Any], outs: Sequence[Any], pointers: Sequence[int]) -> bool:
-        """A call found a record and no shortcut: make one, if it is time. `pointers` are those of all its arrays."""
+    def due(self) -> bool:
+        """A call found no shortcut: is it time to make one?"""
         self.missed += 1
         if self.missed < self.patience:
             return False
         self.missed, self.patience = 0, min(2 * self.patience, MOST_PATIENCE)
+        return True
+
+    def learn(self, record: Recorded, arrays: Sequence[Any], outs: Sequence[Any], pointers: Sequence[int]) -> bool:
+        """A call found a record and no shortcut: make one, if it is time. `pointers` are those of all its arrays."""
+        return self.due() and self.make(record, arrays, outs, pointers)
+
+    def make(
+        self, record: Recorded, arrays: Sequence[Any], outs: Sequence[Any], pointers: Sequence[int],
+        operator: bool = False,
+    ) -> bool:  # fmt: skip
+        """Make one, where it can be made; that of an operator has to be in C, which sees who watches."""
         offsets = tuple(pointer % self.widest for pointer in pointers)
-        made = shortcut(self.graph, record, (*arrays, *outs), bool(outs), offsets, self.widest)
+        made = shortcut(self.graph, record, (*arrays, *outs), bool(outs), offsets, self.widest, operator)
         if made is None:
             return False
         with self.lock:
@@ -117,18 +128,20 @@ class Kind:
     current_stream: Callable[[int], int]
     stream_of: int  # the address of the same in C; 0 where there is none
     current_device: Callable[[], int] | None  # None where there is but one
+    operator: bool = False  # before torch's dispatcher: for calls of which no mode and no profiler is to know
 
     def __str__(self) -> str:
         return "out=" if self.filling else "fresh results"
 
 
 def shortcut(
-    graph: Graph, record: Recorded, tensors: Sequence[Any], filling: bool, offsets: tuple[int, ...], widest: int
-) -> Shortcut | None:
+    graph: Graph, record: Recorded, tensors: Sequence[Any], filling: bool, offsets: tuple[int, ...], widest: int,
+    operator: bool = False,
+) -> Shortcut | None:  # fmt: skip
     """The shortcut for calls like that of `tensors`, the outputs last where they are given (`filling`).
 
     `offsets` are the tensors' addresses modulo `widest`. Where calls go `otherwise` is left to be said. None where the
-    arrays or this torch don't allow for a shortcut.
+    arrays or this torch don't allow for a shortcut, or only for one in Python and it is an `operator`'s.
     """
     from fusegen.runtime import guards  # takes milliseconds, which a first call need not wait for
 
@@ -141,7 +154,7 @@ def shortcut(
         return None  # a subclass may mean anything by its methods
     place = record.device.place
     sending = record.sending()
-    if sending is None:
+    if sending is None or (operator and sending.block is None):
         return None
     kind = Kind(
         filling=filling,
@@ -161,15 +174,18 @@ def shortcut(
         current_stream=torch_current_stream(place),
         stream_of=torch_stream_of(place),
         current_device=torch_current_device() if place != CPU and torch.cuda.device_count() > 1 else None,
+        operator=operator,
     )
     if sending.block is not None:
         from fusegen.runtime import native
 
         if (module := native.module()) is not None:
-            log.debug("%s: a shortcut in C for calls with %s", graph.name, kind)
             guards.begin(module)
+            if operator and not module.sees():  # yet
+                return None
+            log.debug("%s: a shortcut in C for calls with %s", graph.name, kind)
             return in_c(sending.block(), kind, module)
-    return in_python(graph, sending, kind)
+    return None if operator else in_python(graph, sending, kind)
 
 
 def in_python(graph: Graph, sending: Sending, kind: Kind) -> FunctionType:
@@ -199,7 +215,7 @@ def in_c(block: Block, kind: Kind, module: Any) -> Shortcut:
     spans = chain.from_iterable(zip_longest(kind.offsets, kind.ends, fillvalue=0))
     made: Shortcut = module.Shortcut(
         kind.guard, kind.current_device, kind.current_stream, kind.stream_of, kind.place, kind.place, kind.address,
-        kind.types, kind.numbers, kind.empty, kind.fresh, kind.filling, words(spans), kind.widest - 1,
+        kind.types, kind.numbers, kind.empty, kind.fresh, kind.filling, kind.operator, words(spans), kind.widest - 1,
         block.words, block.stream, block.first, words(block.places), block.start, block.function, block.again,
     )  # fmt: skip
     return made

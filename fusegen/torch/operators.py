@@ -23,6 +23,7 @@ from fusegen.language.types import b8, f32, size_of
 from fusegen.operators import Gradients, Kernels, chain_of_gradients, sizes_of
 from fusegen.runtime.libraries import torch_dtype
 from fusegen.targets import Target
+from fusegen.torch.straight import straight
 
 ARGUMENT_OF = {f32: "float", b8: "bool"}  # of run-time scalars; others are SymInt
 KEPT: dict[str, Any] = {}  # torch forgets what is registered once its Library is collected
@@ -72,13 +73,17 @@ def op(
     rule = None if backward is None else TorchGradients(name, chain.graph, backward.graph, gradients)
     space, _, own = name.partition("::")
     library = torch.library.Library(space, "FRAGMENT")
-    registered(library, space, own, chain, options)
+    kernels = [registered(library, space, own, chain, options)]
     if backward is not None:
-        registered(library, space, f"{own}_backward", backward, options)
+        kernels.append(registered(library, space, f"{own}_backward", backward, options))
     if rule is not None:  # an operator without one is some microseconds quicker
         torch.library.register_autograd(name, rule.computed, setup_context=rule.saved, lib=library)
     KEPT[name] = library
-    return getattr(getattr(torch.ops, space), own).default
+    packets = getattr(torch.ops, space)
+    for word, found in zip((own, f"{own}_backward"), kernels, strict=False):
+        straight(getattr(packets, word), found)
+        straight(getattr(packets, f"{word}_out"), found, filling=True)
+    return getattr(packets, own).default
 
 
 def need_torch() -> Any:
@@ -88,7 +93,7 @@ def need_torch() -> Any:
         raise MissingError(f"fusegen.torch needs torch, which can't be imported: {error}") from None
 
 
-def registered(library: Any, space: str, own: str, chain: Chain, options: Mapping[str, Any]) -> None:
+def registered(library: Any, space: str, own: str, chain: Chain, options: Mapping[str, Any]) -> Kernels:
     """Define `own` and `<own>_out` in a library: schemas, kernels, and the rules for shapes."""
     torch, graph, kernels = need_torch(), chain.graph, Kernels(chain, options)
     results = ", ".join("Tensor" for _ in graph.outputs)
@@ -115,6 +120,7 @@ def registered(library: Any, space: str, own: str, chain: Chain, options: Mappin
     torch.library.register_fake(f"{space}::{own}_out", lambda *operands: None, lib=library)
     for name in (f"{space}::{own}", f"{space}::{own}_out"):
         torch.library.register_vmap(name, no_batches(name), lib=library)
+    return kernels
 
 
 def argument(tensor: Tensor) -> str:

@@ -249,7 +249,9 @@ def test_errors_come_out_and_leave_nothing_behind(module: Any, driver: Driver, n
         for _ in range(100):
             with pytest.raises(ZeroDivisionError, match="on purpose"):
                 shortcut(X, 1.0, Y)
-        return [*references(X, Y, shortcut), sum(type(one) in (Tensor, tuple) for one in gc.get_objects())]
+        held = (one for one in gc.get_objects() if type(one) is tuple and any(type(each) is Tensor for each in one))
+        tensors = sum(type(one) is Tensor for one in gc.get_objects())
+        return [*references(X, Y, shortcut), tensors, sum(1 for _ in held)]
 
     work()
     before = work()
@@ -283,6 +285,7 @@ class Reader:
 
     note_type = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_void_p)
     make_type = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    look_type = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_ssize_t)
     alike_type = ctypes.PYFUNCTYPE(
         ctypes.c_int, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_void_p
     )  # fmt: skip
@@ -296,9 +299,10 @@ class Reader:
         self.formless = False
         self.made: list[Tensor] = []
         self.most = 99  # made before there is no more memory
+        self.unwatched = 1
         self.functions = (
-            self.note_type(self.note), self.alike_type(self.alike), self.note_type(self.form),
-            self.make_type(self.make),
+            self.note_type(self.note), self.alike_type(self.alike), self.look_type(self.look),
+            self.note_type(self.form), self.make_type(self.make),
         )  # fmt: skip
 
     def begin(self) -> Any:
@@ -314,6 +318,10 @@ class Reader:
             self.noted.append(given)
             (ctypes.c_int64 * count).from_address(traits)[:] = [bool(tensor.like) for tensor in given]
         return count if self.sizes is None else next(self.sizes)
+
+    def look(self, tensors: int, count: int) -> int:
+        assert all(isinstance(tensor, Tensor) for tensor in self.objects(tensors, count))
+        return self.unwatched
 
     def form(self, tensors: int, count: int, forms: int | None) -> int:
         given = self.objects(tensors, count)
@@ -355,6 +363,31 @@ def test_guards_are_asked_until_they_let_a_call_pass(reader: Reader, driver: Dri
     assert shortcut(Tensor(X.address, like=0), 1.0, Y, out=OUT) == "checked"
     assert (driver.asked, reader.noted, len(reader.compared)) == (2, [[X, Y, OUT]], 3)
     assert driver.launched == [[5, X.address, word(turn), Y.address, OUT.address, 99] for turn in range(3)]
+
+
+def test_an_operators_shortcut_asks_each_time_who_watches(driver: Driver, reader: Reader) -> None:
+    kind = but(driver.kind, operator=True)
+    module = reader.module
+    assert not module.sees()
+    early = driver.made(module, kind)
+    assert early(X, 1.5, Y) == "checked", "nobody tells who watches"
+    reader.begin()
+    assert module.sees()
+    shortcut = driver.made(module, kind)
+    for unwatched in 1, 0, 1:
+        reader.unwatched = unwatched
+        for call in early, shortcut:
+            assert (call(X, 1.5, Y) == "checked") is not bool(unwatched)
+    assert len(driver.launched) == 4
+    filling = driver.made(module, but(driver.filling, operator=True))
+    assert filling(X, 1.5, Y, OUT) is None
+    assert driver.launched[-1][4] == OUT.address
+    for refused in (X, 1.5, Y), (X, 1.5, Y, OUT, OUT), (X, 1.5, Y, X):
+        assert filling(*refused) == "checked"
+    assert filling(X, 1.5, Y, out=OUT) == "checked"
+    assert len(driver.launched) == 5
+    reader.unwatched = 0
+    assert driver.made(module, driver.kind)(X, 1.5, Y) != "checked", "a kernel that is called is nobody's operator"
 
 
 def test_functions_that_come_later_are_taken(reader: Reader, driver: Driver) -> None:
