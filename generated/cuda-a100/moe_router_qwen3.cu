@@ -7,14 +7,15 @@
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // selects  8 of 128 columns a row by logits, largest first; NaN before all, ties by column, -inf never
-// tile     8 threads a row, 16 rows a block; logits in registers, the best 8 by rank
+// tile     4 threads a row, 32 rows a block; logits in registers, the best 8 by rank behind 8 delegates
+//          a lane
 // traffic  21.0 MB moved, 21.0 MB ideal, 23.1 MB unfused in 2 launches
-// floor    10.3 us at 2.039 TB/s; memory-bound at 0.65 flop/B
+// floor    10.3 us at 2.039 TB/s; instruction-bound at 0.65 flop/B
 // needs    rows of 128 elements, next to each other; logits: address and strides in multiples of 16 B
 //
-// method   register-resident top-k by 8 lanes a row. The largest key of each lane is its delegate (Dr.
-//          Top-k, Gaihre et al., SC 2021); what reaches the best delegates is ranked by counting what
-//          is larger
+// method   register-resident top-k by 4 lanes a row. The largest of every few keys of a lane is their
+//          delegate (Dr. Top-k, Gaihre et al., SC 2021); a network (Batcher, AFIPS 1968) finds the 8
+//          best, and what reaches them is ranked by counting what is larger
 // sections bar       the least of the 8 largest delegates
 //          collect   the keys that reach the bar are candidates
 //          rank      by the number of larger candidates; where ties make too many, repeated argmax
@@ -71,19 +72,19 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// the largest value over the 8 threads of a row, in every one of them
+// the largest value over the 4 threads of a row, in every one of them
 __device__ __forceinline__ float row_max(float v) {
   #pragma unroll
-  for (int step = 4; step > 0; step /= 2) {
+  for (int step = 2; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 8 threads of a row, in every one of them
+// the sum over the 4 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
-  for (int step = 4; step > 0; step /= 2) {
+  for (int step = 2; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
@@ -140,33 +141,60 @@ __device__ __forceinline__ void meet() {
   __syncwarp();
 }
 
-// the largest over the lanes of a row
-__device__ __forceinline__ unsigned lanes_most(unsigned v) {
+// the larger of two comes first; NaN is above all numbers
+__device__ __forceinline__ void exchange(float& a, float& b) {
+  const float less = fminf(a, b);
+  a = larger(a, b);
+  b = less;
+}
+
+// 8 delegates that fall and then rise, in order: the largest first
+__device__ __forceinline__ void merge_delegates(float (&delegates)[8]) {
   #pragma unroll
   for (int step = 4; step > 0; step /= 2) {
-    const unsigned other = __shfl_xor_sync(0xffffffffu, v, step);
-    v = v > other ? v : other;
+    #pragma unroll
+    for (int q = 0; q < 8; ++q) {
+      if (!(q & step)) exchange(delegates[q], delegates[q + step]);
+    }
   }
-  return v;
+}
+
+// a lane's delegates in order, the largest first: Batcher's bitonic network
+__device__ __forceinline__ void sort_delegates(float (&delegates)[8]) {
+  #pragma unroll
+  for (int size = 2; size <= 8; size *= 2) {
+    #pragma unroll
+    for (int step = size / 2; step > 0; step /= 2) {
+      #pragma unroll
+      for (int q = 0; q < 8; ++q) {
+        if (q & step) continue;
+        if (q & size) {
+          exchange(delegates[q + step], delegates[q]);
+        } else {
+          exchange(delegates[q], delegates[q + step]);
+        }
+      }
+    }
+  }
 }
 
 // the sum of v over this lane of the row's and those below it
 __device__ __forceinline__ unsigned lanes_sum_below(unsigned v) {
   #pragma unroll
-  for (int step = 1; step < 8; step *= 2) {
+  for (int step = 1; step < 4; step *= 2) {
     const unsigned other = __shfl_up_sync(0xffffffffu, v, step);
-    if (threadIdx.x % 8 >= step) v += other;
+    if (threadIdx.x % 4 >= step) v += other;
   }
   return v;
 }
 
-// what the threads of a block share: of 16 rows
+// what the threads of a block share: of 32 rows
 struct alignas(16) Picker {
-  float keys[16][128];  // of each thread
-  Entry candidates[16][68];
-  Entry picks[16][8];  // what is chosen, the best first
+  float keys[32][128];  // of each thread
+  Entry candidates[32][36];
+  Entry picks[32][8];  // what is chosen, the best first
 };
-static_assert(sizeof(Picker) <= 17920, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 27648, "the launch's shared memory");
 
 extern "C" __global__ void __launch_bounds__(128)
 moe_router_qwen3(
@@ -178,9 +206,9 @@ moe_router_qwen3(
     long long softmax_stride,
     long long experts_stride)
 {
-  constexpr int row_threads = 8;
-  constexpr int block_rows = 16;  // that a block takes
-  const int lane = threadIdx.x % row_threads;  // of the 8 threads that share a row
+  constexpr int row_threads = 4;
+  constexpr int block_rows = 32;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 4 threads that share a row
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
   const long long row = static_cast<long long>(blockIdx.x) * block_rows + threadIdx.x / row_threads;
@@ -188,11 +216,11 @@ moe_router_qwen3(
   const __nv_bfloat16* const logits_row = logits_ptr + row * logits_stride;
   float* const softmax_row = softmax_ptr + row * softmax_stride;
   int* const experts_row = experts_ptr + row * experts_stride;
-  Vec<__nv_bfloat16, 8> logits_vec[2];
+  Vec<__nv_bfloat16, 8> logits_vec[4];
 
   // pass 1 of 2: read logits; keep logits
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
+  for (int v = 0; v < 4; ++v) {
     const int col = (v * row_threads + lane) * 8;
     if (live) {
       logits_vec[v] = load<8>(logits_row + col);
@@ -200,12 +228,15 @@ moe_router_qwen3(
   }
 
   // ---- bar
-  // the 8 best of the lanes' largest keys make a bar, which 8 keys reach and few more do
-  const int at = threadIdx.x / 8;  // the row's place in the block
-  float keys[2][8];
-  float peak = -INFINITY;
+  // a lane's 8 delegates are the largest of every 8th of its keys; the 8 best of a row make a bar, which 8 keys
+  // reach and few more do
+  const int at = threadIdx.x / 4;  // the row's place in the block
+  float keys[4][8];
+  float delegates[8];
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
+  for (int q = 0; q < 8; ++q) delegates[q] = -INFINITY;
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       keys[v][j] = -INFINITY;
@@ -213,43 +244,49 @@ moe_router_qwen3(
         const float logits = widened(logits_vec[v].at[j]);
         keys[v][j] = logits;
       }
-      peak = larger(peak, keys[v][j]);
+      delegates[(v * 8 + j) % 8] = larger(delegates[(v * 8 + j) % 8], keys[v][j]);
       picker.keys[v * 8 + j][threadIdx.x] = keys[v][j];  // registers have no addresses, these have
     }
   }
-  const unsigned best = order_of(peak);
-  unsigned ahead = 0;
+  sort_delegates(delegates);
   #pragma unroll
-  for (int other = 1; other < 8; ++other) ahead += __shfl_xor_sync(0xffffffffu, best, other) > best;
-  const unsigned order = ~lanes_most(ahead < 8 ? ~best : 0);  // the least that fewer than 8 lanes exceed
+  for (int step = 1; step < 4; step *= 2) {  // the best 8 of both lanes
+    float beyond_lane[8];
+    #pragma unroll
+    for (int q = 0; q < 8; ++q) beyond_lane[q] = __shfl_xor_sync(0xffffffffu, delegates[7 - q], step);
+    #pragma unroll
+    for (int q = 0; q < 8; ++q) delegates[q] = larger(delegates[q], beyond_lane[q]);
+    merge_delegates(delegates);
+  }
+  const unsigned order = order_of(delegates[7]);
   const float bar = key_at(order < infinite ? order > masked ? order : masked + 1 : infinite);
 
   // ---- collect
   // the keys that reach the bar are candidates
   unsigned passing = 0;  // a bit for each of the lane's keys that do
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
+  for (int v = 0; v < 4; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) passing |= static_cast<unsigned>(!(keys[v][j] < bar)) << (v * 8 + j);
   }
   const unsigned upto = lanes_sum_below(static_cast<unsigned>(count(passing)));
-  const unsigned all = __shfl_sync(0xffffffffu, upto, 7, 8);
+  const unsigned all = __shfl_sync(0xffffffffu, upto, 3, 4);
 
   // ---- rank
-  if (vote(all > 64)) {  // ties: the best one is found 8 times, each time below the last one
+  if (vote(all > 32)) {  // ties: the best one is found 8 times, each time below the last one
     Entry last = ~Entry(0);
     #pragma unroll 1
     for (int r = 0; r < 8; ++r) {
       Entry best_entry = 0;
       #pragma unroll 1
-      for (int i = 0; i < 16; ++i) {
-        const int own_col = (i / 8 * 8 + lane) * 8 + i % 8;
+      for (int i = 0; i < 32; ++i) {
+        const int own_col = (i / 8 * 4 + lane) * 8 + i % 8;
         const float key = picker.keys[i][threadIdx.x];
         const Entry entry = entry_of(key, own_col);
         if (!(key <= -INFINITY) && entry < last && entry > best_entry) best_entry = entry;
       }
       #pragma unroll
-      for (int step = 4; step > 0; step /= 2) {
+      for (int step = 2; step > 0; step /= 2) {
         const Entry other = __shfl_xor_sync(0xffffffffu, best_entry, step);
         best_entry = best_entry > other ? best_entry : other;
       }
@@ -260,14 +297,14 @@ moe_router_qwen3(
     #pragma unroll 1
     for (unsigned place = upto - count(passing); passing; ++place) {
       const int i = 31 - __clz(static_cast<int>(passing & (0u - passing)));  // the lowest bit that is set
-      const int own_col = (i / 8 * 8 + lane) * 8 + i % 8;
+      const int own_col = (i / 8 * 4 + lane) * 8 + i % 8;
       passing &= passing - 1;
       picker.candidates[at][place] = entry_of(picker.keys[i][threadIdx.x], own_col);
     }
     if (lane < 4) picker.candidates[at][all + lane] = 0;  // as many as are compared at a time
     meet();
     #pragma unroll 1
-    for (unsigned i = lane; i < all; i += 8) {
+    for (unsigned i = lane; i < all; i += 4) {
       const Entry entry = picker.candidates[at][i];
       unsigned rank = 0;
       #pragma unroll 1
@@ -277,19 +314,20 @@ moe_router_qwen3(
       }
       if (rank < 8) picker.picks[at][rank] = entry;
     }
-    for (unsigned i = all + lane; i < 8; i += 8) picker.picks[at][i] = 0;
+    for (unsigned i = all + lane; i < 8; i += 4) picker.picks[at][i] = 0;
   }
   meet();
 
   // ---- write
   // the 8 chosen, pass 1 of 3 over them: top = max(best_); write experts
   float top_part = -INFINITY;
-  if (live && lane < 8) {
-    const Entry entry = picker.picks[at][lane];
+  #pragma unroll
+  for (int rank = lane; live && rank < 8; rank += 4) {
+    const Entry entry = picker.picks[at][rank];
     const int experts = entry ? column_of(entry) : -1;
     const float best_ = entry ? key_of(entry) : -INFINITY;
     top_part = larger(top_part, best_);
-    experts_row[lane] = experts;
+    experts_row[rank] = experts;
   }
   const float top = row_max(top_part);
   const bool top_is_minus_inf = top == (-INFINITY);
@@ -297,8 +335,9 @@ moe_router_qwen3(
 
   // the 8 chosen, pass 2 of 3 over them: sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
-  if (live && lane < 8) {
-    const Entry entry = picker.picks[at][lane];
+  #pragma unroll
+  for (int rank = lane; live && rank < 8; rank += 4) {
+    const Entry entry = picker.picks[at][rank];
     const float best_ = entry ? key_of(entry) : -INFINITY;
     const float best_minus_pivot = best_ - pivot;
     const float e = exponential(best_minus_pivot);
@@ -310,12 +349,13 @@ moe_router_qwen3(
   const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
   // the 8 chosen, pass 3 of 3 over them: write softmax
-  if (live && lane < 8) {
-    const Entry entry = picker.picks[at][lane];
+  #pragma unroll
+  for (int rank = lane; live && rank < 8; rank += 4) {
+    const Entry entry = picker.picks[at][rank];
     const float best_ = entry ? key_of(entry) : -INFINITY;
     const float best_minus_pivot = best_ - pivot;
     const float e = exponential(best_minus_pivot);
     const float softmax = e * inverse_sum;
-    softmax_row[lane] = softmax;
+    softmax_row[rank] = softmax;
   }
 }

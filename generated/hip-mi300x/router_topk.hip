@@ -10,7 +10,7 @@
 // selects  8 of 256 columns a row by scores, largest first; NaN before all, ties by column, -inf never
 // tile     8 threads a row, 16 rows a block; scores in registers, the best 8 by a network, 8 at a time
 // traffic  75.5 MB moved, 75.5 MB ideal, 283.6 MB unfused in 4 launches
-// floor    14.2 us at 5.3 TB/s; memory-bound at 3.76 flop/B
+// floor    14.2 us at 5.3 TB/s; instruction-bound at 3.76 flop/B
 // needs    rows of 256 elements, next to each other; scores: address and strides in multiples of 16 B
 //
 // method   bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by 8 lanes a row. A key

@@ -7,18 +7,20 @@
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s
 // selects  4 of 128 columns a row by cast, largest first; NaN before all, ties by column, -inf never
-// tile     4 threads a row, 32 rows a block; cast in registers, the best 4 by a network, 4 at a time
+// tile     4 threads a row, 32 rows a block; cast in registers, the best 4 by rank behind 4 delegates a
+//          lane
 // traffic  18.9 MB moved, 18.9 MB ideal, 87.0 MB unfused in 4 launches
 // floor    2.4 us at 8 TB/s; memory-bound at 1.49 flop/B
 // rounding cast to bf16 by an explicit cast; f32 between
 // needs    rows of 128 elements, next to each other; logits, bias: address and strides in multiples of
 //          16 B; bias [E] shared by every row
 //
-// method   bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by 4 lanes a row. A key
-//          and its column are one word of 32 bits; 4 words at a time are sorted, the best of them and
-//          of those before stay, and so do the best of all lanes
-// sections words     a key's order above its column: the larger word is the one to choose
-//          choose    the best words, by Batcher's bitonic network
+// method   register-resident top-k by 4 lanes a row. The largest of every few keys of a lane is their
+//          delegate (Dr. Top-k, Gaihre et al., SC 2021); a network (Batcher, AFIPS 1968) finds the 4
+//          best, and what reaches them is ranked by counting what is larger
+// sections bar       the least of the 4 largest delegates
+//          collect   the keys that reach the bar are candidates
+//          rank      by the number of larger candidates; where ties make too many, repeated argmax
 //          write     what is computed at the chosen columns
 
 #ifndef INFINITY
@@ -89,13 +91,26 @@ __device__ __forceinline__ float row_sum(float v) {
   return v;
 }
 
+// one bit a lane, the lowest for the first
+typedef unsigned long long Lanes;
+
+// the lanes of the warp that say so
+__device__ __forceinline__ Lanes vote(bool says) {
+  return __ballot(says);
+}
+
+__device__ __forceinline__ int count(Lanes lanes) {
+  return __popcll(lanes);
+}
+
 // a candidate as one number: of two, the larger is the one to choose. Its upper bits are the order of its key, an integer
 // that grows with the key; its lower bits are the column, counted from the row's end, for ties go to lower columns. 0 is none
-typedef unsigned Entry;  // keys are of 16 bits: an order's lower bits are all alike
+typedef unsigned long long Entry;
 constexpr int column_bits = 7;
 constexpr Entry last_column = (Entry(1) << column_bits) - 1;
 constexpr unsigned top_bit = 0x80000000u;
 constexpr unsigned masked = 0x007fffffu;  // the order of -inf, which is never chosen
+constexpr unsigned infinite = 0xff800000u;  // the order of inf, the highest threshold, above which is NaN alone
 
 // as in radix sorts: of positive floats the top bit is set, of negative ones every bit is flipped. NaN is above all
 // numbers, and -0 is 0
@@ -111,11 +126,11 @@ __device__ __forceinline__ float key_at(unsigned order) {
 }
 
 __device__ __forceinline__ Entry entry_of(float key, int col) {
-  return (order_of(key) & ~last_column) | (last_column - col);
+  return static_cast<Entry>(order_of(key)) << column_bits | (last_column - col);
 }
 
 __device__ __forceinline__ float key_of(Entry entry) {
-  return key_at(entry & top_bit ? entry & ~last_column : entry | last_column);
+  return key_at(static_cast<unsigned>(entry >> column_bits));
 }
 
 __device__ __forceinline__ int column_of(Entry entry) {
@@ -128,27 +143,26 @@ __device__ __forceinline__ void meet() {
   __builtin_amdgcn_wave_barrier();
 }
 
-// the larger of two comes first
-__device__ __forceinline__ void exchange(Entry& a, Entry& b) {
-  const Entry less = min(a, b);
-  a = max(a, b);
+// the larger of two comes first; NaN is above all numbers
+__device__ __forceinline__ void exchange(float& a, float& b) {
+  const float less = fminf(a, b);
+  a = larger(a, b);
   b = less;
 }
 
-// the first 4 words, which fall and then rise or the other way round, in order: the largest first
-__device__ __forceinline__ void merge_words(Entry (&words)[32]) {
+// 4 delegates that fall and then rise, in order: the largest first
+__device__ __forceinline__ void merge_delegates(float (&delegates)[4]) {
   #pragma unroll
   for (int step = 2; step > 0; step /= 2) {
     #pragma unroll
     for (int q = 0; q < 4; ++q) {
-      if (!(q & step)) exchange(words[q], words[q + step]);
+      if (!(q & step)) exchange(delegates[q], delegates[q + step]);
     }
   }
 }
 
-// 4 words from the first on in order, the largest first or last: Batcher's bitonic network
-template <bool falling>
-__device__ __forceinline__ void sort_words(Entry (&words)[32], int first) {
+// a lane's delegates in order, the largest first: Batcher's bitonic network
+__device__ __forceinline__ void sort_delegates(float (&delegates)[4]) {
   #pragma unroll
   for (int size = 2; size <= 4; size *= 2) {
     #pragma unroll
@@ -156,18 +170,33 @@ __device__ __forceinline__ void sort_words(Entry (&words)[32], int first) {
       #pragma unroll
       for (int q = 0; q < 4; ++q) {
         if (q & step) continue;
-        const bool falls = size == 4 ? falling : !(q & size);
-        exchange(words[first + q + (falls ? 0 : step)], words[first + q + (falls ? step : 0)]);
+        if (q & size) {
+          exchange(delegates[q + step], delegates[q]);
+        } else {
+          exchange(delegates[q], delegates[q + step]);
+        }
       }
     }
   }
 }
 
+// the sum of v over this lane of the row's and those below it
+__device__ __forceinline__ unsigned lanes_sum_below(unsigned v) {
+  #pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const unsigned other = __shfl_up(v, step);
+    if (threadIdx.x % 4 >= step) v += other;
+  }
+  return v;
+}
+
 // what the threads of a block share: of 32 rows
 struct alignas(16) Picker {
-  unsigned picks[32][4];  // what is chosen, the best first
+  float keys[32][128];  // of each thread
+  Entry candidates[32][36];
+  Entry picks[32][4];  // what is chosen, the best first
 };
-static_assert(sizeof(Picker) <= 512, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 26624, "the launch's shared memory");
 
 extern "C" __global__ void __launch_bounds__(128)
 moe_router_gpt_oss(
@@ -219,46 +248,94 @@ moe_router_gpt_oss(
     }
   }
 
-  // ---- words
-  // a key's order and its column, in one word each
+  // ---- bar
+  // a lane's 4 delegates are the largest of every 4th of its keys; the 4 best of a row make a bar, which 4 keys
+  // reach and few more do
   const int at = threadIdx.x / 4;  // the row's place in the block
-  Entry words[32];
+  float keys[4][8];
+  float delegates[4];
   #pragma unroll
-  for (int q = 0; q < 32; ++q) words[q] = 0;
-  if (live) {
+  for (int q = 0; q < 4; ++q) delegates[q] = -INFINITY;
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * row_threads + lane) * 8;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+    for (int j = 0; j < 8; ++j) {
+      keys[v][j] = -INFINITY;
+      if (live) {
         const float cast = cast_kept[v][j];
-        words[v * 8 + j] = entry_of(cast, col + j);
+        keys[v][j] = cast;
       }
+      delegates[(v * 8 + j) % 4] = larger(delegates[(v * 8 + j) % 4], keys[v][j]);
+      picker.keys[v * 8 + j][threadIdx.x] = keys[v][j];  // registers have no addresses, these have
     }
   }
+  sort_delegates(delegates);
+  #pragma unroll
+  for (int step = 1; step < 4; step *= 2) {  // the best 4 of both lanes
+    float beyond_lane[4];
+    #pragma unroll
+    for (int q = 0; q < 4; ++q) beyond_lane[q] = __shfl_xor(delegates[3 - q], step);
+    #pragma unroll
+    for (int q = 0; q < 4; ++q) delegates[q] = larger(delegates[q], beyond_lane[q]);
+    merge_delegates(delegates);
+  }
+  const unsigned order = order_of(delegates[3]);
+  const float bar = key_at(order < infinite ? order > masked ? order : masked + 1 : infinite);
 
-  // ---- choose
-  // a lane's best 4, of 4 words at a time; then those of all lanes
-  sort_words<true>(words, 0);
+  // ---- collect
+  // the keys that reach the bar are candidates
+  unsigned passing = 0;  // a bit for each of the lane's keys that do
   #pragma unroll
-  for (int first = 4; first < 32; first += 4) {
-    sort_words<false>(words, first);
+  for (int v = 0; v < 4; ++v) {
     #pragma unroll
-    for (int q = 0; q < 4; ++q) words[q] = max(words[q], words[first + q]);
-    merge_words(words);
+    for (int j = 0; j < 8; ++j) passing |= static_cast<unsigned>(!(keys[v][j] < bar)) << (v * 8 + j);
   }
-  #pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    Entry beyond_lane[4];
-    #pragma unroll
-    for (int q = 0; q < 4; ++q) beyond_lane[q] = __shfl_xor(words[3 - q], step);
-    #pragma unroll
-    for (int q = 0; q < 4; ++q) words[q] = max(words[q], beyond_lane[q]);
-    merge_words(words);
-  }
-  #pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    if (lane == r) picker.picks[at][r] = words[r] > masked ? words[r] : 0;
+  const unsigned upto = lanes_sum_below(static_cast<unsigned>(count(passing)));
+  const unsigned all = __shfl(upto, 3, 4);
+
+  // ---- rank
+  if (vote(all > 32)) {  // ties: the best one is found 4 times, each time below the last one
+    Entry last = ~Entry(0);
+    #pragma unroll 1
+    for (int r = 0; r < 4; ++r) {
+      Entry best_entry = 0;
+      #pragma unroll 1
+      for (int i = 0; i < 32; ++i) {
+        const int own_col = (i / 8 * 4 + lane) * 8 + i % 8;
+        const float key = picker.keys[i][threadIdx.x];
+        const Entry entry = entry_of(key, own_col);
+        if (!(key <= -INFINITY) && entry < last && entry > best_entry) best_entry = entry;
+      }
+      #pragma unroll
+      for (int step = 2; step > 0; step /= 2) {
+        const Entry other = __shfl_xor(best_entry, step);
+        best_entry = best_entry > other ? best_entry : other;
+      }
+      if (lane == 0) picker.picks[at][r] = best_entry;
+      last = best_entry;
+    }
+  } else {  // each candidate's rank is the number of those that are larger
+    #pragma unroll 1
+    for (unsigned place = upto - count(passing); passing; ++place) {
+      const int i = 31 - __clz(static_cast<int>(passing & (0u - passing)));  // the lowest bit that is set
+      const int own_col = (i / 8 * 4 + lane) * 8 + i % 8;
+      passing &= passing - 1;
+      picker.candidates[at][place] = entry_of(picker.keys[i][threadIdx.x], own_col);
+    }
+    if (lane < 4) picker.candidates[at][all + lane] = 0;  // as many as are compared at a time
+    meet();
+    #pragma unroll 1
+    for (unsigned i = lane; i < all; i += 4) {
+      const Entry entry = picker.candidates[at][i];
+      unsigned rank = 0;
+      #pragma unroll 1
+      for (unsigned other = 0; other < all; other += 4) {
+        #pragma unroll
+        for (int q = 0; q < 4; ++q) rank += picker.candidates[at][other + q] > entry;
+      }
+      if (rank < 4) picker.picks[at][rank] = entry;
+    }
+    for (unsigned i = all + lane; i < 4; i += 4) picker.picks[at][i] = 0;
   }
   meet();
 

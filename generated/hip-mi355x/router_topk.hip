@@ -11,7 +11,7 @@
 // tile     8 threads a row, 16 rows a block; scores in registers, the best 8 by rank behind 8 delegates
 //          a lane
 // traffic  75.5 MB moved, 75.5 MB ideal, 283.6 MB unfused in 4 launches
-// floor    9.4 us at 8 TB/s; memory-bound at 3.76 flop/B
+// floor    9.4 us at 8 TB/s; instruction-bound at 3.76 flop/B
 // needs    rows of 256 elements, next to each other; scores: address and strides in multiples of 16 B
 //
 // method   register-resident top-k by 8 lanes a row. The largest of every few keys of a lane is their

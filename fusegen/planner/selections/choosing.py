@@ -44,23 +44,28 @@ LOOK_SLOTS = 15.0  # at an element of a noted vector
 LIST_SLOTS = 95.0  # the vector's candidates
 CUT_SLOTS = 120.0
 CANDIDATE_SLOTS = 50.0  # each time that one is counted, moved or compared
-# Where the largest is taken out k times; counted in the text, and not yet measured
+# Of rows that share a warp. Fitted by hand on 2026-11-27, to the 27 candidates of three routers that a tuner tried on
+# an H100 (65536 x 128 and x 32, k = 4; x 128, k = 8; bf16): of those up to 1.4 times as slow as the best one they
+# predict 8 % amiss (rms of the logarithm), and that one first each time. And to 28 first choices on an H200
+# (`benchmarks/topk.py --only routers`): 9 % amiss, if 1.5 us are added to all. Whole numbers, with which most of it is
+# done, issue at half the rate of floats, as their bits and comparisons do.
+# Where the largest is taken out k times:
 ORDER_SLOTS = 6.0  # a key as an integer of its order
 # two to find the largest and its column, one of which has to be tested for; two to take it out
-TURN_ELEMENT_SLOTS = 5.0
+TURN_ELEMENT_SLOTS = 6.0
 TURN_STEP_SLOTS = 4.0  # two shuffles, and the better of each
 TURN_PICK_SLOTS = 8.0
-# Where lanes have several delegates; counted in the text and in PTX, and not yet measured
-KEY_SLOTS = 8.0  # kept in shared memory, made a delegate, compared with the bar
-WORD_SLOTS = 7.0  # a key's order, with its column, as one word
-EXCHANGE_SLOTS = 2.0  # the larger and the lesser of two
+# Where lanes have several delegates, or sort words:
+KEY_SLOTS = 10.0  # kept in shared memory, made a delegate, compared with the bar
+WORD_SLOTS = 14.0  # a key's order, with its column, as one word
+EXCHANGE_SLOTS = 3.0  # the larger and the lesser of two
 OWN_CANDIDATE_SLOTS = 20.0  # found among a lane's keys
 RANK_SLOTS = 14.0  # a candidate beside four others
 GROUP_KEY_SLOTS = 4.0  # the largest two of a vector, and whether its group is one of the best
 GROUP_SLOTS = 5.0  # two groups compared, or a vector's largest among those of its group
 # ---- waiting of a block: cycles of an instruction, and microseconds
 ALONE_CYCLES = 2.8  # when its scheduler has no other warp; each one that it has adds a cycle
-NETWORK_CYCLES = 1.0  # the same of a network that sorts: several exchanges wait for none of each other
+NETWORK_CYCLES = 1.5  # the same of a network that sorts: several exchanges wait for none of each other
 FIRST_LOAD_US = 0.2
 TURN_US = 0.3  # its loads were issued a turn before
 WARP_US = 0.15  # more of them for each warp that comes to the barriers
@@ -178,10 +183,8 @@ def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
         return Choice(cols * k, cols, 0)
     if isinstance(way, Packed):
         return Choice(cols, k, 0)
-    if isinstance(way, InWarp) and way.delegates > 1:
-        return Choice(cols, min(cols, likely_of_warp(k, way.delegates * tile.threads_per_row)), 0)
     if isinstance(way, InWarp):
-        return Choice(cols, min(cols, 1.3 * k + 2), 0)
+        return Choice(cols, min(cols, likely_of_warp(k, way.delegates * tile.threads_per_row)), 0)
     groups = tile.threads_per_row * way.groups
     seen = min(cols, way.segment * tile.threads_per_row * tile.vector)
     idle = cols <= (tile.threads_per_row - 32) * tile.vector  # warps without elements let everything pass
@@ -274,7 +277,7 @@ def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice)
         return thread + KEY_SLOTS * tile.per_thread * tile.vector + of_delegates(way, selection.k, tile, choice)
     if not isinstance(way, Streaming):
         stored = 2.0 * tile.per_thread * tile.vector  # tests of every element, and stores of a few
-        return thread + stored + 60
+        return thread + stored + ranked(tile, choice) + 60
     turns = -(-tile.per_thread // way.turn)
     segments = -(-tile.per_thread // way.segment)
     vectors = math.ceil(choice.candidates * way.note / tile.threads_per_row)  # that a lane looks at
@@ -291,10 +294,14 @@ def of_delegates(way: InWarp, k: int, tile: Tile, choice: Choice) -> float:
     exchanges = way.delegates / 2 * depth * (depth + 1) / 2
     exchanges += steps * chosen / 2 * (chosen.bit_length() - 1)
     merged = steps * 2 * chosen  # a shuffle and the larger one
+    return EXCHANGE_SLOTS * exchanges + merged + ranked(tile, choice) + 60
+
+
+def ranked(tile: Tile, choice: Choice) -> float:
+    """Instructions of one thread that find its candidates and compare each with all of the row."""
     own = choice.candidates / tile.threads_per_row
     found = OWN_CANDIDATE_SLOTS * (own + 2 * math.sqrt(own))  # the lane of a warp that has most
-    ranked = math.ceil(own) * RANK_SLOTS * math.ceil(choice.candidates / COMPARED_CANDIDATES)
-    return EXCHANGE_SLOTS * exchanges + merged + found + ranked + 60
+    return found + math.ceil(own) * RANK_SLOTS * math.ceil(choice.candidates / COMPARED_CANDIDATES)
 
 
 def of_words(way: Packed, k: int, tile: Tile) -> float:

@@ -6,7 +6,7 @@
 // tile     16 threads a row, 8 rows a block; matmul in registers, the best 4 by rank behind 4 delegates
 //          a lane
 // traffic  73728 B moved, 73728 B ideal, 90112 B unfused in 3 launches
-// floor    0.0 us at 5.3 TB/s; memory-bound at 0.40 flop/B
+// floor    0.0 us at 5.3 TB/s; instruction-bound at 0.40 flop/B
 // needs    rows of 64 elements, next to each other; matmul: address and strides in multiples of 16 B
 //
 // method   register-resident top-k by 16 lanes a row. The largest of every few keys of a lane is their
