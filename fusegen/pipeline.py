@@ -13,7 +13,7 @@ right on another path, and the fault is fusegen's. The choice and the verdicts s
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -176,11 +176,11 @@ def tuned_steps(program: ProgramPlan, tuned: bool = True) -> ProgramPlan:
 def build(
     graph: Graph, target: Target, layout: Layout = CONTIGUOUS, need_binary: bool = True, tuned: bool = True,
     device: Device | None = None, like: Plan | None = None, without: Container[str] = (),
-    known: Candidates | None = None,
+    known: Candidates | None = None, meanwhile: Callable[[Source], None] | None = None,
 ) -> Built:  # fmt: skip
     """The first candidate that passes the gate, and for whose clusters `device` has room. `like`: of those that compute
     the same bits as this plan. `without`: of other configurations than these. `known`: the candidates for this
-    layout, where they are at hand.
+    layout, where they are at hand. `meanwhile` is done with a source in a thread while a compiler works on it.
 
     Raises NoPlan, CompileError, MissingError if `need_binary`, and KernelError where `device` has room for none.
     """
@@ -201,7 +201,8 @@ def build(
         plan = fitting.pop(0)
         source = remembered(plan, render)
         try:
-            binary = compiled(source, origin=f"templates/{plan.template}, plan: {plan.regime}")
+            work = None if meanwhile is None else partial(meanwhile, source)
+            binary = compiled(source, origin=f"templates/{plan.template}, plan: {plan.regime}", meanwhile=work)
         except MissingError as missing:
             if need_binary:
                 raise
@@ -370,6 +371,7 @@ def compile_kernel(
     usual = found.plans[0].layout if found.plans else CONTIGUOUS
     device = finding.find(chosen, on)
     emulated = not device.asynchronous
+    meanwhile = build_twin if validate and not emulated else None
     refuted: dict[str, Verdict] = {}  # by configuration
     failure = ""
 
@@ -377,7 +379,7 @@ def compile_kernel(
         known = found if layout == usual else None
         if like is not None and batch_invariant:
             known, like = invariance().alike_in_order(like, layout), None
-        return build(graph, chosen, layout, not emulated, tuned, device, like, refuted, known)
+        return build(graph, chosen, layout, not emulated, tuned, device, like, refuted, known, meanwhile)
 
     def variant(layout: Layout) -> tuple[Source, Binary | None]:
         made = built(layout, like=kernel.plan)
@@ -408,6 +410,12 @@ def compile_kernel(
             "please report it\n  %s: %s",
             graph.name, chosen, plan.configuration, kernel.report.failure,
         )  # fmt: skip
+
+
+def build_twin(source: Source) -> None:
+    """What a kernel on a GPU is validated with beside the GPU, in the cache before it is asked for."""
+    if not needs_smaller(source.plan):  # of which another kernel is validated
+        import_module("fusegen.validation.emulated").build(source)
 
 
 def judged_for(kernel: Kernel, on: str) -> Kernel:

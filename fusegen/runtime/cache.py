@@ -6,8 +6,9 @@ The logger `fusegen.cache` says on DEBUG what was hit and what was missed, and w
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -150,17 +151,24 @@ def key_of(source: Text) -> Key:
     )
 
 
-def compiled(source: Text, cache: KernelCache | None = None, *, origin: str = "") -> Binary:
-    """The source's binary, from the cache or compiled now and kept. Raises CompileError and MissingError."""
+def compiled(
+    source: Text, cache: KernelCache | None = None, *, origin: str = "", meanwhile: Callable[[], None] | None = None
+) -> Binary:
+    """The source's binary, from the cache or compiled now and kept. `meanwhile` is done in a thread while a compiler
+    works, which is waited for; it is no error if it fails. Raises CompileError and MissingError."""
     store = KernelCache() if cache is None else cache
     key = key_of(source)
     plan = source.plan
     if (entry := store.load(key, plan.target)) is not None:
         return entry.binary
-    binary = compile_source(
-        source.text, plan.name, plan.target, filename=source.filename, threads=plan.threads,
-        dynamic_shared=plan.shared_bytes, origin=origin,
-    )  # fmt: skip
+    with ThreadPoolExecutor(1) as pool:
+        with suppress(RuntimeError):  # no further threads here
+            if meanwhile is not None:
+                pool.submit(meanwhile)
+        binary = compile_source(
+            source.text, plan.name, plan.target, filename=source.filename, threads=plan.threads,
+            dynamic_shared=plan.shared_bytes, origin=origin,
+        )  # fmt: skip
     if binary.compiler != key.compiler:  # a note was wrong: this NVRTC lies elsewhere
         noted(binary.compiler)
         key = key_of(source)

@@ -106,13 +106,9 @@ ARRANGEMENTS: Mapping[str, tuple[str, Arrangement, bool]] = {
 
 
 def validate(
-    kernel: Kernel,
-    *,
-    seed: int = 0,
-    quick: bool = False,
-    rows: Sequence[int] | None = None,
+    kernel: Kernel, *, seed: int = 0, quick: bool = False, rows: Sequence[int] | None = None,
     cases: Sequence[str] | None = None,
-) -> Report:
+) -> Report:  # fmt: skip
     """Check `kernel` against the reference generated from its graph.
 
     `quick` is what every first build gets: a ragged launch, malicious rows, repetition and row independence; of a
@@ -147,7 +143,7 @@ def validate(
     where = place_of(kernel)
     if kernel.device.kind != "emulator" and checks.wants(EMULATED):
         try:
-            checks.emulated()
+            checks.emulated(quick)
         except MissingError as missing:
             where += f"; races were not looked for: {str(missing).splitlines()[0]}"
     return Report(kernel.plan.name, where, seed, tuple(checks.found))
@@ -190,8 +186,9 @@ class Checks:
 
     # ---------------------------------------------------------------- what is checked
 
-    def ragged(self, most: int) -> None:
-        """A launch that fills no last block, then the same again, then some of its rows alone."""
+    def ragged(self, most: int, once: bool = False) -> None:
+        """A launch that fills no last block, then the same again, then some of its rows alone. `once`: where it can be
+        one launch, as the last rows of many, it is no other."""
         block = self.plan.rows_per_block
         if self.plan.flat:  # one element short of whole vectors
             sizes = sizes_for(self.plan, 2 * block - 1)
@@ -201,7 +198,7 @@ class Checks:
             fewest = 3 if self.plan.folded else 2  # blocks enough for a line and a rest of one
             sizes = sizes_for(self.plan, max(fewest, min(count, most_rows(self.plan, most))), outer)
         operands = make_operands(self.plan, sizes, self.rng(NORMAL.name))
-        if not self.wants(NORMAL.name, "again", "apart"):
+        if not self.wants(NORMAL.name, "again", "apart") or (once and self.last_rows(operands)):
             return
         first = self.launch_case(NORMAL.name, NORMAL.reason, operands)
         if first is None:
@@ -285,22 +282,28 @@ class Checks:
         """Does the device allow a kernel no byte but those it is given?"""
         return self.kernel.device.kind == "emulator" and bool(getattr(self.kernel.device, "check", False))
 
-    def last_rows(self, operands: Operands, first: list[Array]) -> None:
-        """The same rows as the last of as many as a launch takes: bitwise the same, by numbers that need 64 bits."""
+    def last_rows(self, operands: Operands, first: list[Array] | None = None) -> bool:
+        """The same rows as the last of as many as a launch takes, by numbers that need 64 bits: bitwise the same as
+        the `first` ones, or without these judged by themselves. Whether that can be."""
         name, dim = "last rows", far.outer_dim(self.plan, free_dims(self.plan, self.plan.flat))
-        skip = far.left_out(self.plan, operands.sizes, dim) if dim and self.strict and not self.summed else 0
-        skip = 0 if self.graph.scatters else skip
-        if not skip or not self.wants(name, NORMAL.name):
-            return
+        able = dim and self.strict and not self.summed and not self.graph.scatters
+        skip = far.left_out(self.plan, operands.sizes, dim) if dim and able else 0
+        # rows that know their number are others there
+        others = (self.deep() and str(self.graph.shape[-2]) == dim) or draws(self.graph)
+        if not skip or not self.wants(name, NORMAL.name) or (others and first is None):
+            return False
         inputs, outputs, values = self.placed(replace(operands, values=behind(self.graph, operands.values, skip)))
         views = {t.name: placed.view for t, placed in zip(self.arrays, (*inputs, *outputs), strict=True)}
         problem = failing(far.launch_last, self.kernel, views, values, operands.sizes, dim, skip)
         found = [] if problem else [view.numpy() for view in list(views.values())[len(inputs) :]]
-        counted = self.deep() and str(self.graph.shape[-2]) == dim
-        if counted or draws(self.graph):  # rows that know their number are others there
-            found = []
         reason = f"the rows behind {skip} of {dim}: their numbers or their places need more than 32 bits"
-        self.same(name, reason, operands, found, first if found else [], problem)
+        if first is None:
+            compared, doubt = self.judge(operands, found) if found else ([], "")
+            self.note_figures(name, reason, operands.text(self.graph), figures(compared), problem or doubt)
+        else:
+            kept = found and not others
+            self.same(name, reason, operands, found if kept else [], first if kept else [], problem)
+        return True
 
     def in_place(self) -> None:
         """Outputs over operands, as many at once as there may be, by strides of whole vectors and by odd ones."""
@@ -412,10 +415,11 @@ class Checks:
         arranged = dict.fromkeys(arrays if everywhere else arrays[:1], how)
         self.launch_case(f"layout: {name}", reason, operands, arranged)
 
-    def emulated(self) -> None:
-        """A ragged launch of the kernel's twin in the checking emulator. Raises MissingError where there is none."""
+    def emulated(self, quick: bool) -> None:
+        """A ragged launch of the kernel's twin in the checking emulator, and its rows as the last ones of many: with
+        `quick` these alone, where they can be judged. Raises MissingError where there is none."""
         other = Checks(twin(self.kernel), self.seed, frozenset({NORMAL.name}))
-        other.ragged(FULL_ELEMENTS if self.graph.products else QUICK_ELEMENTS)
+        other.ragged(FULL_ELEMENTS if self.graph.products else QUICK_ELEMENTS, once=quick)
         wrong = [case for case in other.found if not case.ok]
         first = (wrong or other.found)[0]
         self.found.append(replace(first, name=EMULATED, reason=REASON))
@@ -578,14 +582,9 @@ class Checks:
             self.found.append(Case(f"rel L2 <= {ROW_L2:.0e}", reason, sizes, *numbers[:-2], problem=far))
 
     def same(
-        self,
-        name: str,
-        reason: str,
-        operands: Operands,
-        outputs: Sequence[Array],
-        before: Sequence[Array],
+        self, name: str, reason: str, operands: Operands, outputs: Sequence[Array], before: Sequence[Array],
         problem: str,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Note whether outputs are bitwise what they were before."""
         elements = sum(a.size for a in outputs)
         for tensor, got, want in zip(self.graph.outputs, outputs, before, strict=True) if outputs else ():

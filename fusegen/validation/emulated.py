@@ -10,15 +10,16 @@ A large product would take the emulator minutes. A smaller one runs there instea
 from __future__ import annotations
 
 from fusegen.emitting.rendering import render
+from fusegen.emitting.sources import remembered
 from fusegen.language.types import size_of
-from fusegen.planner.model import Plan
+from fusegen.planner.model import Plan, Source
 from fusegen.planner.smaller import smaller
 from fusegen.runtime import Kernel
 from fusegen.runtime.finding import find
 
 NAME = "emulated"
 REASON = "the checking emulator, which sees races, missing waits and stray accesses that a GPU does not report"
-MOST_WORK = 2**28  # multiplications of a launch: half a second of the emulator
+MOST_WORK = 2**27  # multiplications of a launch: a quarter of a second of the emulator
 
 
 def twin(kernel: Kernel) -> Kernel:
@@ -27,10 +28,18 @@ def twin(kernel: Kernel) -> Kernel:
     Raises EmulatorUnavailable where the checking build can't be made.
     """
     device = find(kernel.target, "emulator", check=True)
-    plan = kernel.plan
-    small = smaller(plan) if work(plan) > MOST_WORK else plan
-    source = kernel.source if small is plan else render(small)
-    return Kernel(source, None, device, kernel.make_variant)
+    return Kernel(text_of(kernel.source), None, device, kernel.make_variant)
+
+
+def text_of(source: Source) -> Source:
+    """What the twin of a source's kernel is made of."""
+    small = smaller(source.plan) if work(source.plan) > MOST_WORK else source.plan
+    return source if small is source.plan else remembered(small, render)
+
+
+def build(source: Source) -> None:
+    """Leave the twin's library where `twin` will find it. Raises what building one does."""
+    find(source.plan.target, "emulator", check=True).load(text_of(source), None)
 
 
 def work(plan: Plan) -> int:

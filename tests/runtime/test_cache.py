@@ -9,18 +9,26 @@ import multiprocessing
 import os
 import pickle
 import stat
+import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fusegen.compiling import Binary, Resources
+from fusegen.emitting.rendering import render
+from fusegen.planner import plan
+from fusegen.planner.model import Source
+from fusegen.runtime import cache
 from fusegen.runtime.cache import Entry, KernelCache, Key
 from fusegen.storage import cache_root
 from fusegen.storage.entries import MAGIC
 from fusegen.targets import H200
+from tests.specs import SHIPPED
 
 KEY = Key("softmax", "sm_90a", "0" * 64, 256, 1024, "nvrtc 13.5", "-arch=sm_90a", "0.1.0")
 
@@ -170,3 +178,45 @@ def test_the_header_is_json_that_a_person_can_read(tmp_path: Path) -> None:
     cache.store(KEY, Entry(binary()))
     header = json.loads(cache.path(KEY).read_bytes().split(b"\n")[2])
     assert header["key"]["compiler"] == "nvrtc 13.5"
+
+
+def source() -> Source:
+    return render(plan(SHIPPED["bias_relu"].graph, H200))
+
+
+def test_what_is_done_meanwhile_is_done_beside_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, where there is something to compile; and waited for."""
+    began, steps = threading.Event(), []
+    made = binary()
+
+    def compile_source(*_: Any, **__: Any) -> Binary:
+        assert began.wait(60), "only what runs beside it can have begun"
+        steps.append("compiled")
+        return made
+
+    def work() -> None:
+        began.set()
+        time.sleep(0.05)
+        steps.append("done")
+
+    monkeypatch.setattr(cache, "known_version", lambda vendor: made.compiler)
+    monkeypatch.setattr(cache, "compile_source", compile_source)
+    store = KernelCache(tmp_path)
+    assert cache.compiled(source(), store, meanwhile=work) is made
+    assert sorted(steps) == ["compiled", "done"]
+    assert cache.compiled(source(), store, meanwhile=work).code == made.code
+    assert len(steps) == 2
+
+
+@pytest.mark.parametrize("how", ["it fails", "no thread"])
+def test_what_is_done_meanwhile_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    made = binary()
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if how == "no thread":
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(cache, "known_version", lambda vendor: made.compiler)
+    monkeypatch.setattr(cache, "compile_source", lambda *_, **__: made)
+    assert cache.compiled(source(), KernelCache(tmp_path), meanwhile=refuse) is made
