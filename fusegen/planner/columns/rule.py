@@ -73,7 +73,7 @@ def columns(graph: Graph, target: Target, layout: Layout) -> Iterator[ColumnsPla
     for vector in vectors(graph, layout):
         found = column_accesses(graph, dims, reduced, layout, vector)
         passes = Schedule(graph, found, dims, reduced)
-        moved = column_traffic(graph, passes.made)
+        moved, given = column_traffic(graph, passes.made), params(graph, dims, found)
         for tile in tiles(graph, target, vector, passes.made, kept):
             yield ColumnsPlan(
                 name=entry_name(graph),
@@ -86,7 +86,7 @@ def columns(graph: Graph, target: Target, layout: Layout) -> Iterator[ColumnsPla
                 cols=graph.cols,
                 row_dims=dims,
                 accesses=found,
-                params=params(graph, dims, found),
+                params=given,
                 folded=False,
                 shared_bytes=0,
                 cost=column_cost(graph, target, tile, passes.made, moved, kept),
