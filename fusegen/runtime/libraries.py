@@ -109,6 +109,17 @@ def torch_current_device() -> Callable[[], int]:
     return found
 
 
+def several_gpus(place: Place) -> bool:
+    """Is it on one of several GPUs that torch sees?"""
+    torch = sys.modules.get("torch")
+    return place != CPU and torch is not None and torch.cuda.device_count() > 1
+
+
+def is_current(place: Place) -> bool:
+    """Is it where torch launches unless told otherwise? True where there is no other GPU, and without torch."""
+    return not several_gpus(place) or torch_current_device()() == place[1]
+
+
 def torch_current_stream(place: Place) -> Callable[[int], Stream]:
     """current_stream(ordinal): the address of torch's current stream on that GPU; 0 for the CPU."""
     if place == CPU:

@@ -28,10 +28,12 @@ from typing import Any
 
 from fusegen.language.graph import Graph
 from fusegen.runtime import arguments
-from fusegen.runtime.arrays import CPU, Place, contiguous_strides
+from fusegen.runtime.arrays import Place, contiguous_strides
 from fusegen.runtime.calls import Prepared, Record, Recorded
 from fusegen.runtime.devices import Block, Sending
 from fusegen.runtime.libraries import (
+    is_current,
+    several_gpus,
     torch_current_device,
     torch_current_stream,
     torch_dtype,
@@ -84,13 +86,18 @@ class Shortcuts:
 
     def learn(self, record: Recorded, arrays: Sequence[Any], outs: Sequence[Any], pointers: Sequence[int]) -> bool:
         """A call found a record and no shortcut: make one, if it is time. `pointers` are those of all its arrays."""
-        return self.due() and self.make(record, arrays, outs, pointers)
+        return is_current(record.device.place) and self.due() and self.make(record, arrays, outs, pointers)
 
     def make(
         self, record: Recorded, arrays: Sequence[Any], outs: Sequence[Any], pointers: Sequence[int],
         operator: bool = False,
     ) -> bool:  # fmt: skip
-        """Make one, where it can be made; that of an operator has to be in C, which sees who watches."""
+        """Make one, where it can be made; that of an operator has to be in C, which sees who watches.
+
+        None is made of a call on a GPU that is not the current one: none would ever take it.
+        """
+        if not is_current(record.device.place):
+            return False
         offsets = tuple(pointer % self.widest for pointer in pointers)
         made = shortcut(self.graph, record, (*arrays, *outs), bool(outs), offsets, self.widest, operator)
         if made is None:
@@ -173,7 +180,7 @@ def shortcut(
         place=place[1],
         current_stream=torch_current_stream(place),
         stream_of=torch_stream_of(place),
-        current_device=torch_current_device() if place != CPU and torch.cuda.device_count() > 1 else None,
+        current_device=torch_current_device() if several_gpus(place) else None,
         operator=operator,
     )
     if sending.block is not None:

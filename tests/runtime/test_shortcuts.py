@@ -577,6 +577,19 @@ def test_ever_fewer_are_made_where_shapes_keep_changing(monkeypatch: pytest.Monk
     assert count < 12
 
 
+def test_none_is_made_for_a_gpu_that_is_not_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And such calls put off none of those on the current one."""
+    kernel = made(add)
+    x, y = numbers(3, 64), numbers(3, 64, seed=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(shortcuts, "is_current", lambda place: False)
+        for _ in range(8):
+            assert torch.equal(kernel(x, y), x + y)
+        assert not kernel.shortcuts.made
+    kernel(x, y)
+    assert len(kernel.shortcuts.made) == 1
+
+
 def test_guards_that_fail_their_proof_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
