@@ -13,7 +13,7 @@ right on another path, and the fault is fusegen's. The choice and the verdicts s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -27,11 +27,12 @@ from fusegen.emitting.rendering import render
 from fusegen.emitting.sources import remembered
 from fusegen.errors import KernelError, MissingError, NoPlan, RequestError, ValidationError
 from fusegen.language.graph import Graph
+from fusegen.language.sizes import dims_in
 from fusegen.language.spec import Chain
 from fusegen.planner import CONTIGUOUS, alike, candidates
-from fusegen.planner.launching import as_launched, reading_late
+from fusegen.planner.launching import reading_late
 from fusegen.planner.model import Candidates, Layout, Plan, Source
-from fusegen.planner.programs import program_instead
+from fusegen.planner.programs import kernels_of, step_candidates
 from fusegen.planner.programs.model import ProgramPlan, Step
 from fusegen.planner.programs.side_by_side import JoinedPlan, JoinedSource, obstacle
 from fusegen.planner.smaller import needs_smaller, smaller
@@ -86,6 +87,14 @@ class BuiltJoined:
     choice: Choice = JOINED_CHOICE
 
 
+def alike_to(plan: Plan, layout: Layout, one_order: bool) -> Candidates:
+    """The candidates for arrays that lie otherwise; with `one_order`, those of products sum in the plan's order too."""
+    if not one_order:
+        return alike(plan, layout)
+    found: Candidates = import_module("fusegen.planner.orders").alike_in_order(plan, layout)
+    return found
+
+
 def choose_target(target: str | Target | None) -> Target:
     """The target named, or that of the GPU present, or cuda:h200."""
     if isinstance(target, Target):
@@ -121,25 +130,21 @@ def plan(
     """The plan that `compile` tries first for `chain` on `target` (the GPU present, else cuda:h200): the one that
     measured best, else, and with `tuned=False`, the cheapest by the cost model. Of a chain that is compiled to several
     kernels, a ProgramPlan; `dependent_launch` and `batch_invariant` as of `compile`. Raises NoPlan."""
-    if batch_invariant:
-        return choose(invariance().batch_invariant(graph_of(chain), choose_target(target)), tuned=tuned).plan
-    found = candidates(graph_of(chain), launching(choose_target(target), dependent_launch))
-    if (program := program_instead(found)) is not None:
+    graph = in_one_order(graph_of(chain), batch_invariant)
+    found, program = kernels_of(graph, launching(choose_target(target), dependent_launch))
+    if program is not None:
         return tuned_steps(program, tuned)
     return choose(found, tuned=tuned).plan
 
 
-def invariance() -> Any:
-    """Its plans; few ask for them, and they take a while to load."""
-    return import_module("fusegen.planner.invariant")
+def in_one_order(graph: Graph, asked: bool) -> Graph:
+    """The graph, which asks for one order of sums where its spec does or the caller."""
+    return graph if graph.batch_invariant or not asked else replace(graph, batch_invariant=True)
 
 
 def steps_candidates(program: ProgramPlan) -> tuple[Candidates, ...]:
     """Each step's candidates, for arrays that lie as the program has them lie, launched as the program launches it."""
-    return tuple(
-        as_launched(candidates(step.graph, program.target, step.plan.layout), step.plan.dependent)
-        for step in program.steps
-    )
+    return tuple(step_candidates(program, step) for step in program.steps)
 
 
 def step_choice(program: ProgramPlan, step: Step, found: Candidates) -> Choice:
@@ -286,24 +291,24 @@ def compile(
     no input would show whether it is right; with `validate=False` it comes unproven, with None as its `kernel.report`.
     With `tuned=False` nothing that was measured has a say in which candidate it is. With `dependent_launch=False` each
     kernel of a program begins when the one before it has ended, as they all do but on Hopper and later.
-    With `batch_invariant=True` a row's bits are the same at whatever sizes of its rows the chain is compiled: one order
-    of sums serves all of them. Raises NoPlan for chains that no one kernel holds, or that sum over their rows.
+    With `batch_invariant=True`, or where the spec says so, a row's bits are the same at whatever sizes of its rows the
+    chain is compiled: one cut, and one order of each kernel's sums, serves all of them. Raises NoPlan for chains that
+    sum over their rows.
     """
-    if batch_invariant:
-        one_order = invariance().batch_invariant(graph_of(chain), choose_target(target))
-        return compile_kernel(one_order, on=on, validate=validate, tuned=tuned, batch_invariant=True)
-    found = candidates(graph_of(chain), launching(choose_target(target), dependent_launch))
-    if (program := program_instead(found)) is not None:
+    graph = in_one_order(graph_of(chain), batch_invariant)
+    found, program = kernels_of(graph, launching(choose_target(target), dependent_launch))
+    if program is not None:
         return compile_program(program, on=on, validate=validate, tuned=tuned)
     return compile_kernel(found, on=on, validate=validate, tuned=tuned)
 
 
 def compile_program(
-    program: ProgramPlan, *, on: str = "auto", validate: bool = True, tuned: bool = True, as_planned: bool = False
-) -> Program:
+    program: ProgramPlan, *, on: str = "auto", validate: bool = True, tuned: bool = True, as_planned: bool = False,
+    whole: Graph | None = None,
+) -> Program:  # fmt: skip
     """The program, compiled: a kernel for each step. Validated as a whole against the reference of its chain, at a
     smaller width and K where its products are large; raises ValidationError where that fails. `as_planned`: each step's
-    own plan is the first that is tried."""
+    own plan is the first that is tried. `whole`: the chain in whose place one of smaller products is validated."""
     device = finding.find(program.target, on)
     found = iter(steps_candidates(program))
     steps: list[Step] = []
@@ -318,12 +323,15 @@ def compile_program(
                 continue
         for step, one in zip(together, own, strict=True):
             one = first(one, step.plan) if as_planned else one
-            kernels.append(kernel := compile_kernel(one, on=on, validate=False, tuned=tuned))
+            kernel = compile_kernel(one, on=on, validate=False, tuned=tuned, one_order=program.graph.batch_invariant)
+            kernels.append(kernel)
             steps.append(replace(step, plan=kernel.plan, joined=False))
     made = Program(replace(program, steps=tuple(steps)), kernels, device)
     made.again = partial(compile, program.graph, program.target, on=on, validate=validate, tuned=tuned)
-    if validate and (small := import_module("fusegen.planner.programs.smaller").smaller(made.plan)) is not None:
-        made.report = compile_program(small, on=on, tuned=False, as_planned=True).report
+    if program.graph.batch_invariant:
+        made.elsewhere = partial(elsewhere, made, whole or program.graph, on)
+    if validate and (small := smaller_program(made.plan)) is not None:
+        made.report = compile_program(small, on=on, tuned=False, as_planned=True, whole=program.graph).report
     elif validate:
         made.report = proven(made)
         if made.report.unjudged:
@@ -333,10 +341,48 @@ def compile_program(
     return made
 
 
+def smaller_program(program: ProgramPlan, always: bool = False) -> ProgramPlan | None:
+    found: ProgramPlan | None = import_module("fusegen.planner.programs.smaller").smaller(program, always)
+    return found
+
+
+def elsewhere(
+    made: Kernel | Program, whole: Graph, on: str, sizes: Mapping[str, int], seen: set[object]
+) -> Kernel | Program | None:
+    """What a chain of one order of sums is compiled to at other numbers of rows, for validation to compare its bits
+    with; None where it is what was made, or one that was `seen`. `whole`: the chain that is called, of which `made`
+    may be of smaller products."""
+
+    def known(plans: Sequence[Plan | JoinedPlan], at: Graph) -> bool:
+        constants = [(dim.name, at.sizes[dim.name]) for dim in dims_in(tuple(at.fixed))]
+        key = tuple(plan.configuration for plan in plans), tuple(dict.fromkeys(constants))
+        before = key in seen
+        seen.add(key)
+        return before
+
+    found, program = kernels_of(whole.at(**sizes), made.target)
+    if isinstance(made, Kernel):
+        plan = found.need()[0]
+        plan = smaller(plan) if needs_smaller(plan) and made.op_graph.sizes != whole.sizes else plan
+        known([made.plan], made.plan.graph.written)
+        if known([plan], plan.graph.written):
+            return None
+        only = Candidates(plan.graph, plan.target, (plan,), ())
+        return compile_kernel(only, on=on, validate=False, tuned=False)
+    assert program is not None  # as `made` is one, and the cut is the same for all
+    if made.op_graph.sizes != whole.sizes:
+        program = smaller_program(program, always=True)
+    known(made.plan.launched, made.plan.graph)
+    if program is None or known(program.launched, program.graph):
+        return None
+    return compile_program(program, on=on, validate=False, tuned=False, as_planned=True)
+
+
 def compile_joined(
     program: ProgramPlan, steps: Sequence[Step], found: Sequence[Candidates], device: Device, on: str
 ) -> Joined | None:
     """The steps as one launch; None where that passes no gate."""
+    one_order = program.graph.batch_invariant
 
     def built(plan: JoinedPlan) -> tuple[JoinedSource, Binary | None] | None:
         try:
@@ -351,23 +397,25 @@ def compile_joined(
         return found.source, found.binary
 
     def replan(place: int, layout: Layout) -> Plan:
-        return alike(steps[place].plan, layout).need()[0]
+        return alike_to(steps[place].plan, layout, one_order).need()[0]
 
     def variant(plans: Sequence[Plan]) -> tuple[JoinedSource, Binary | None] | None:
         return None if obstacle(plans) else built(replace(program.joined_plan(steps), plans=tuple(plans)))
 
     def alone(place: int) -> Kernel:
-        return compile_kernel(first(found[place], steps[place].plan), on=on, validate=False)
+        return compile_kernel(first(found[place], steps[place].plan), on=on, validate=False, one_order=one_order)
 
     made = built(program.joined_plan(steps))
     return None if made is None else Joined(*made, device, replan, variant, alone)
 
 
 def compile_kernel(
-    found: Candidates, *, on: str = "auto", validate: bool = True, tuned: bool = True, batch_invariant: bool = False
+    found: Candidates, *, on: str = "auto", validate: bool = True, tuned: bool = True, one_order: bool = False
 ) -> Kernel:
-    """One kernel for the chain of which `found` are the candidates: see `compile`."""
+    """One kernel for the chain of which `found` are the candidates: see `compile`. `one_order`: for arrays that lie
+    otherwise, too, it sums as it does for these."""
     graph, chosen = found.graph.written, found.target
+    one_order = one_order or graph.batch_invariant
     usual = found.plans[0].layout if found.plans else CONTIGUOUS
     device = finding.find(chosen, on)
     emulated = not device.asynchronous
@@ -377,8 +425,8 @@ def compile_kernel(
 
     def built(layout: Layout = usual, like: Plan | None = None) -> Built:
         known = found if layout == usual else None
-        if like is not None and batch_invariant:
-            known, like = invariance().alike_in_order(like, layout), None
+        if like is not None and one_order:
+            known, like = alike_to(like, layout, one_order), None
         return build(graph, chosen, layout, not emulated, tuned, device, like, refuted, known, meanwhile)
 
     def variant(layout: Layout) -> tuple[Source, Binary | None]:
@@ -389,9 +437,9 @@ def compile_kernel(
         made = built()
         kernel = Kernel(made.source, made.binary, device, variant)
         kernel.gate, kernel.choice = (*refuted.values(), *made.verdicts), made.choice
-        kernel.again = partial(
-            compile, graph, chosen, on=on, validate=validate, tuned=tuned, batch_invariant=batch_invariant
-        )
+        kernel.again = partial(compile, graph, chosen, on=on, validate=validate, tuned=tuned)
+        if one_order:
+            kernel.elsewhere = partial(elsewhere, kernel, graph, on)
         if not validate:
             return kernel
         kernel.report = proven(judged_for(kernel, on))
@@ -424,7 +472,10 @@ def judged_for(kernel: Kernel, on: str) -> Kernel:
     if not needs_smaller(kernel.plan) or (small := smaller(kernel.plan)) is kernel.plan:
         return kernel
     alone = Candidates(small.graph, small.target, (small,), ())
-    return compile_kernel(alone, on=on, validate=False, tuned=False)
+    made = compile_kernel(alone, on=on, validate=False, tuned=False)
+    if made.elsewhere is not None:
+        made.elsewhere = partial(elsewhere, made, kernel.op_graph, on)
+    return made
 
 
 def proven(kernel: Kernel | Program) -> Report:

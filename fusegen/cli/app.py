@@ -160,7 +160,7 @@ def plan(
         for number, each in enumerate(each for each in planned if each.error is None):
             say(*[""] * bool(number))
             if each.program is not None:
-                programs.show_program(each.program, every)
+                programs.show_program(each.program, every, each.least_us)
             else:
                 plans.show_plan(each.found, choose(each.found), every, each.least_us)
         programs.need_all(planned, every)

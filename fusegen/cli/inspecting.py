@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusegen import planner
 from fusegen.cli import builds, plans, programs
 from fusegen.cli.asking import spec_text
 from fusegen.cli.showing import complain, prose, say, show_code
@@ -40,7 +39,7 @@ def look(chain: Chain, target: Target, what: str) -> Shown:
     """Raises NoPlan, CompileError, MissingError, and RequestError for what the target has none of."""
     program = programs.program_of(chain, target)
     if program is None:
-        return LOOKS[what](planner.candidates(chain.graph, target), chain)
+        return LOOKS[what](programs.kernel_candidates(chain, target)[0], chain)
     if what == "plan":
         facts = programs.program_facts(program)
         return Shown({"plan": facts}, lambda: programs.show_program(program, every=False))

@@ -209,11 +209,15 @@ def show_plan(found: Candidates, choice: Choice, every: bool, least_us: float | 
     say("", countings(plan), "", tensors(plan), "")
     facts = [*numbers(plan), ("in place", "; ".join(in_place(plan))), ("tuned", str(choice))]
     if least_us is not None:
-        said = f"{plan.cost.time_us:.1f} us expected, {least_us:.1f} without it"
-        facts.append(("batch", f"one order of sums for any number of rows: {said}"))
+        facts.append(("batch", batch_text(plan.cost.time_us, least_us)))
     say(labelled(facts, 10))
     if every:
         say("", candidates(found, plan), points(f"{refusal.rule}: {refusal.reason}" for refusal in found.refusals))
+
+
+def batch_text(time_us: float, least_us: float) -> str:
+    """What one order of sums costs."""
+    return f"one order of sums for any number of rows: {time_us:.1f} us expected, {least_us:.1f} without it"
 
 
 def countings(plan: Plan) -> Any:

@@ -4,7 +4,7 @@ them and why, its workspace, and the other cuts that were looked at."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fusegen.cli import plans
@@ -17,7 +17,7 @@ from fusegen.pipeline import step_choice, steps_candidates, tuned_steps, units_o
 from fusegen.planner import candidates
 from fusegen.planner.heading import plural, summary
 from fusegen.planner.model import Candidates
-from fusegen.planner.programs import program_instead
+from fusegen.planner.programs import kernels_of, program_instead
 from fusegen.planner.programs.model import Cut, ProgramPlan, Step, Stored
 from fusegen.planner.programs.side_by_side import LETTERS, JoinedPlan
 from fusegen.reporting.explaining import Point, Section, explanation, written
@@ -39,6 +39,8 @@ class Planned:
 
 def ask_plan(graph: Graph, target: Target) -> Planned:
     """As `compile` would plan it."""
+    if graph.batch_invariant:
+        return ask_invariant(graph, target)
     found = candidates(graph, target)
     try:
         program = program_instead(found)
@@ -49,15 +51,15 @@ def ask_plan(graph: Graph, target: Target) -> Planned:
 
 def ask_invariant(graph: Graph, target: Target) -> Planned:
     """As `compile(batch_invariant=True)` would plan it."""
-    from fusegen.planner.invariant import batch_invariant
-
-    every = candidates(graph, target)
+    usual = ask_plan(replace(graph, batch_invariant=False), target)
     try:
-        found = batch_invariant(graph, target)
-        found.need()
+        found, program = kernels_of(replace(graph, batch_invariant=True), target)
+        if program is None:
+            found.need()
     except NoPlan as error:
-        return Planned(every, None, error)
-    return Planned(found, None, None, every.plans[0].cost.time_us if every.plans else None)
+        return Planned(usual.found, None, error)
+    least = usual.program.time_us if usual.program else usual.found.plans[0].cost.time_us
+    return Planned(found, program and tuned_steps(program), None, least)
 
 
 def program_of(chain: Chain, target: Target) -> ProgramPlan | None:
@@ -210,11 +212,12 @@ def title(program: ProgramPlan) -> str:
     return f"{program.name}  {graph.signature}  at {graph.sizes_text()}"
 
 
-def show_program(program: ProgramPlan, every: bool) -> None:
-    """The steps, what lies between them, and where; with `every`, the cuts that were looked at."""
+def show_program(program: ProgramPlan, every: bool, least_us: float | None = None) -> None:
+    """The steps, what lies between them, and where; with `every`, the cuts that were looked at. `least_us`: of kernels
+    of one order of sums, what the cheapest of any cut and order would take."""
     graph, target = program.graph, program.target
     doc = summary(graph)
-    say(prose(title(program), "bold"), *([prose(doc)] if doc else []), "", labelled(numbers(program), 10), "")
+    say(prose(title(program), "bold"), *([prose(doc)] if doc else []), "", labelled(numbers(program, least_us), 10), "")
     rows = [
         (f"{number}. {step.name}", microseconds(step.plan.cost.time_us), microseconds(step.plan.cost.floor_us),
          "\n".join(filter(None, (arrow(step), step.plan.regime, step.plan.launched))))
@@ -237,7 +240,7 @@ def numbered(program: ProgramPlan) -> Iterator[tuple[str, Step]]:
             yield f"{number}{letter if len(steps) > 1 else ''}", step
 
 
-def numbers(program: ProgramPlan) -> list[tuple[str, str]]:
+def numbers(program: ProgramPlan, least_us: float | None) -> list[tuple[str, str]]:
     target, moved, unfused = program.target, moved_bytes(program), unfused_bytes(program)
     fewer = f", {times(unfused, moved)} fewer" if unfused > moved else ""
     return [
@@ -247,6 +250,7 @@ def numbers(program: ProgramPlan) -> list[tuple[str, str]]:
         ("workspace", workspace(program)),
         ("floor", f"{microseconds(program.floor_us)}: of all kernels"),
         ("estimate", f"{microseconds(program.time_us)}, launches included"),
+        *([("batch", plans.batch_text(program.time_us, least_us))] if least_us is not None else []),
     ]
 
 

@@ -29,9 +29,8 @@ from fusegen.emitting.joined import rendered
 from fusegen.emitting.rendering import render
 from fusegen.errors import Drift, NoPlan, NoUnits, RequestError, writing
 from fusegen.language.spec import Chain, load_chains
-from fusegen.planner import candidates
 from fusegen.planner.products.factors import lacking
-from fusegen.planner.programs import program_instead
+from fusegen.planner.programs import kernels_of
 from fusegen.planner.programs.model import ProgramPlan, program_lines
 from fusegen.targets import GOLDEN_TARGETS, Target
 
@@ -74,9 +73,9 @@ def emitted(chain: Chain, target: Target) -> tuple[File, ...]:
     NoUnits where the target multiplies no such factors."""
     if kinds := lacking(chain.graph, target):
         raise NoUnits(f"no kernel for {target} multiplies factors of {kinds}, as {chain.name} does")
-    found = candidates(chain.graph, target)
+    found, program = kernels_of(chain.graph, target)
     folder = Path(target.folder)
-    if (program := program_instead(found)) is not None:
+    if program is not None:
         return tuple(program_files(program, folder / chain.name))
     source = render(found.need()[0])
     return (

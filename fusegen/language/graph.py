@@ -10,7 +10,7 @@ explicit `cast`. An i32 is one of two's complement: its arithmetic is exact, mod
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral
@@ -87,6 +87,7 @@ class Graph:
     origin: Graph | None = None  # what the spec said, where passes have made another graph of it
     shown: Mapping[str, str] = field(default_factory=dict)  # of tensors that are views: `x[..., :D // 2]`, for people
     rounding: Literal["fused", "eager"] = "fused"  # eager: its nodes round behind each operator (`language.eager`)
+    batch_invariant: bool = False  # one order of sums for every number of rows (`planner.invariant`)
 
     def __repr__(self) -> str:
         return f"<Graph {self.name} {self.signature} at {self.sizes_text()}>"
@@ -361,11 +362,15 @@ class Graph:
     @cached_property
     def fixed(self) -> frozenset[Size]:
         """The sizes that are constants of a kernel that passes over rows or multiplies matrices."""
+        return self.fixed_by(self.reductions)
+
+    def fixed_by(self, reductions: Iterable[Node]) -> frozenset[Size]:
+        """The same, if these were all reductions."""
         sizes: set[Size] = {node.size for node in self.nodes if node.size is not None} - self.counted
         sizes.update(self.shape[-1:], self.widths, (n.inputs[0].shape[-1] for n in self.products))
         sizes.update(n.ends.shape[0] for n in self.products if n.ends)
         sizes.update(n.inputs[0].shape[-2] for n in self.gathers if n.op.name == "paged_rows")
-        sizes.update(n.inputs[0].shape[-1] for n in self.reductions if not n.over)
+        sizes.update(n.inputs[0].shape[-1] for n in reductions if not n.over)
         sizes.update(n.shape[-1] for n in (*self.selections, *self.scans, *self.grouped))
         return frozenset(sizes) | frozenset(dims_in(tuple(sizes)))
 
@@ -573,7 +578,7 @@ def facts_of(graph: Graph, numbers: Mapping[Node, int]) -> tuple[Any, ...]:
     names = [(numbers[node], name) for node, name in graph.names.items() if node in numbers]
     inputs, outputs = ([(t.name, t.type, numbers[t.node]) for t in side] for side in (graph.inputs, graph.outputs))
     facts = graph.name, graph.doc, graph.where, inputs, outputs, names, dict(graph.sizes), graph.body
-    return *facts, dict(graph.shown), graph.rounding
+    return *facts, dict(graph.shown), graph.rounding, graph.batch_invariant
 
 
 def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Graph:
@@ -581,9 +586,9 @@ def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Grap
     for op, arguments, facts in rows:
         nodes.append(Node(op, tuple(nodes[a] for a in arguments), **dict(zip(FACTS, facts, strict=True))))
     made = None
-    for name, doc, where, *sides, names, sizes, body, shown, rounding in reversed(graphs):
+    for name, doc, where, *sides, names, sizes, body, shown, rounding, invariant in reversed(graphs):
         taken, given = (tuple(Tensor(n, type, nodes[number]) for n, type, number in side) for side in sides)
         named = {nodes[number]: text for number, text in names}
-        made = Graph(name, doc, where, taken, given, named, sizes, body, made, shown, rounding)
+        made = Graph(name, doc, where, taken, given, named, sizes, body, made, shown, rounding, invariant)
     assert made is not None
     return made

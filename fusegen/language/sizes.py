@@ -9,6 +9,7 @@ blocks of 128.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -317,6 +318,12 @@ def dims_in(size: Size | Shape) -> Iterator[Dim]:
         for monomial, _ in size.terms:
             for atom, _ in monomial:
                 yield from (atom,) if isinstance(atom, Dim) else dims_in((atom.above, atom.below))
+
+
+def unit_of(sizes: Iterable[Size], name: str) -> int:
+    """A number whose multiples, as the dim's size, leave these sizes whole: 128 of `N // 128`."""
+    terms = (term for size in sizes if isinstance(size, Expr) for term in size.terms)
+    return math.lcm(*(factor.denominator for monomial, factor in terms if (Dim(name), 1) in monomial))
 
 
 def size_of(size: Size, sizes: Mapping[str, int]) -> int:

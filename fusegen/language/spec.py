@@ -23,7 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NoReturn, get_args, get_origin
@@ -92,11 +92,14 @@ class Chain:
         return notebook.drawn(self)
 
 
-def chain(*bare: object, rounding: object = "fused", **sizes: int) -> Callable[[Callable[..., Any]], Chain]:
+def chain(
+    *bare: object, rounding: object = "fused", batch_invariant: object = False, **sizes: int
+) -> Callable[[Callable[..., Any]], Chain]:
     """Trace the decorated function into a Chain; `sizes` gives every dim its default. Raises SpecError.
 
     `rounding`: "fused", values go on in f32 and are rounded where they are stored; "eager", behind each operator too,
-    to the type that torch stores its result in, as when the operators run one after another.
+    to the type that torch stores its result in, as when the operators run one after another. `batch_invariant`: a row
+    has the same bits at whatever number of rows the chain is compiled, as by `compile(chain, batch_invariant=True)`.
     """
 
     def traced(function: Callable[..., Any]) -> Chain:
@@ -105,10 +108,14 @@ def chain(*bare: object, rounding: object = "fused", **sizes: int) -> Callable[[
             name = getattr(function, "name", None) or getattr(function, "__name__", repr(function))
             raise SpecError(f"@chain stands before a plain function, and {name} is {what}", caller())
         # annotations that are strings may name dims of the scope around the spec, a test's or a notebook cell's
-        return Chain(trace_function(function, sizes, sys._getframe(1).f_locals, rounding == "eager"))
+        graph = trace_function(function, sizes, sys._getframe(1).f_locals, rounding == "eager")
+        return Chain(replace(graph, batch_invariant=batch_invariant is True))
 
     if rounding not in ("fused", "eager"):
         raise SpecError(f"rounding={rounding!r}: it is 'fused' or 'eager', and no dim may be called so", caller())
+    if not isinstance(batch_invariant, bool):
+        said = f"batch_invariant={batch_invariant!r}: it is True or False, and no dim may be called so"
+        raise SpecError(said, caller())
     if bare or (len(sizes) == 1 and callable(next(iter(sizes.values())))):
         raise SpecError("write @chain(M=..., N=...), with a default size for each dim by its name", caller())
     return traced

@@ -18,10 +18,9 @@ from fusegen.emitting.rendering import render
 from fusegen.emitting.sources import remembered
 from fusegen.errors import KernelError, MissingError, NoPlan, RequestError, ValidationError
 from fusegen.language.spec import Chain as Spec
-from fusegen.planner import candidates
 from fusegen.planner.heading import header_facts, summary
 from fusegen.planner.model import Access, Candidates, Plan, Source
-from fusegen.planner.programs import program_instead
+from fusegen.planner.programs import kernels_of
 from fusegen.planner.programs.model import ProgramPlan, Step
 from fusegen.planner.programs.side_by_side import LETTERS, JoinedPlan, JoinedSource
 from fusegen.reporting import machine_code
@@ -80,8 +79,7 @@ def collect(
     """All that is known of one chain. Raises NoPlan and CompileError; what fails its validation is told as such."""
     if not isinstance(spec, Spec):
         raise RequestError(f"{spec!r} is no chain: pass a function under @chain(...)")
-    found = candidates(spec.graph, target)
-    program = program_instead(found)
+    found, program = kernels_of(spec.graph, target)
     validation = validated(spec, target, on) if validate else Validated(UNTRIED)
     if program is None:
         launches = [validated_launch(validation.made, found) if validation.made else built(found)]

@@ -62,6 +62,8 @@ class Called(Forwarded):
         self.names = tuple(t.name for t in (*self.inputs, *self.outputs))
         self.report: Any = None
         self.again: Callable[[], Any] | None = None  # what compiles it in another process, set by the pipeline
+        # what compiles it for other numbers of rows, of a chain whose rows have the same bits then; set by the pipeline
+        self.elsewhere: Callable[..., Any] | None = None
         self.records: dict[Signature, Any] = {}
         self.lock = threading.RLock()
         self.held = Held(self)

@@ -28,9 +28,8 @@ from fusegen.errors import CompileError, FusegenError, RequestError
 from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.pipeline import gate, graph_of
-from fusegen.planner import candidates
 from fusegen.planner.model import Candidates, Source
-from fusegen.planner.programs import program_instead
+from fusegen.planner.programs import kernels_of
 from fusegen.runtime.cache import compiled
 from fusegen.targets import Target
 from fusegen.tuning.bench import Bench, Unfit
@@ -112,8 +111,8 @@ def searchable(chain: Chain | Graph, target: Target) -> Candidates:
     graph = graph_of(chain)
     if graph.rows < 1:
         raise RequestError(f"{graph.name} has no rows at {graph.sizes_text()}; there is nothing to measure")
-    found = candidates(graph, target)
-    if (program := program_instead(found)) is not None:
+    found, program = kernels_of(graph, target)
+    if program is not None:
         raise RequestError(
             f"{graph.name} is a program of {len(program.steps)} kernels on {target}, and a search is of one\n"
             "  tune each: for step in fusegen.plan(chain).steps: fusegen.tune(step.graph)"

@@ -19,7 +19,7 @@ import numpy as np
 from fusegen.errors import MissingError
 from fusegen.language.graph import Kind, Node, Tensor, plain
 from fusegen.language.reference import draws, load_reference
-from fusegen.language.types import F8, Dim, f32, size_of
+from fusegen.language.types import F8, f32, size_of
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.runtime import Kernel
 from fusegen.runtime.emulated import EmulatorDevice
@@ -47,6 +47,7 @@ from fusegen.validation.inputs import (
     summed_dims,
     take,
 )
+from fusegen.validation.invariance import other_batches, rows_at, same_as_contiguous
 from fusegen.validation.judging import failing, overwritten, steps, unnamed_rows
 from fusegen.validation.judging import judged as judged_with_laws
 from fusegen.validation.launches import folding, most_rows, narrowed, other_order, row_counts
@@ -124,6 +125,7 @@ def validate(
     checks = Checks(kernel, seed, frozenset(cases) if cases is not None else None)
     most = QUICK_ELEMENTS if quick else FULL_ELEMENTS
     checks.ragged(most)
+    other_batches(checks, kernel, lambda sizes: checks.reference, quick)
     checks.malice(most, 1 if quick else len(main_tensors(kernel.plan.graph)), USUAL)
     if not quick:
         for setting in SETTINGS[1:]:
@@ -168,6 +170,7 @@ class Checks:
         self.wanted = wanted
         self.reference = load_reference(kernel.source.reference, self.plan.name)
         self.found: list[Case] = []
+        self.normal: tuple[Operands, list[Array]] | None = None  # the ragged launch
         self.judged: dict[str, float] = {}  # of each output the largest share that a launch held to bounds
 
     def rng(self, launch: str) -> np.random.Generator:
@@ -203,6 +206,7 @@ class Checks:
         first = self.launch_case(NORMAL.name, NORMAL.reason, operands)
         if first is None:
             return
+        self.normal = operands, first
         for pattern, setting in (GENTLE, GENTLE_SETTING), (STEADY, STEADY_SETTING):
             if min(self.judged.values(), default=1.0) < LEAST_BOUNDED:
                 other = make_operands(self.plan, sizes, self.rng(pattern.name), (pattern,), setting)
@@ -269,12 +273,7 @@ class Checks:
         for picks in (half, {name: places[:1] for name, places in half.items()}) if half else ():
             few = take(self.graph, operands, picks)
             outputs, problem = self.launch(few)
-            wanted = []
-            for tensor, array in zip(self.graph.outputs, first, strict=True):
-                for axis, size in enumerate(tensor.shape):
-                    if isinstance(size, Dim) and size.name in picks:
-                        array = np.take(array, list(picks[size.name]), axis)
-                wanted.append(array)
+            wanted = [rows_at(array, t.shape, picks) for t, array in zip(self.graph.outputs, first, strict=True)]
             self.same("apart", reason, few, outputs, wanted, problem)
 
     @property
@@ -413,7 +412,7 @@ class Checks:
         if how.transposed:
             arrays = [name for name in arrays if name in factors]
         arranged = dict.fromkeys(arrays if everywhere else arrays[:1], how)
-        self.launch_case(f"layout: {name}", reason, operands, arranged)
+        same_as_contiguous(self, name, operands, self.launch_case(f"layout: {name}", reason, operands, arranged))
 
     def emulated(self, quick: bool) -> None:
         """A ragged launch of the kernel's twin in the checking emulator, and its rows as the last ones of many: with

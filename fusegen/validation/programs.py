@@ -22,7 +22,7 @@ from fusegen.language.graph import CASTS, Graph, Kind, Tensor
 from fusegen.language.lookup import rows_put
 from fusegen.language.naming import entry_name
 from fusegen.language.reference import draws, load_reference
-from fusegen.language.sizes import Expr, dims_in
+from fusegen.language.sizes import dims_in, unit_of
 from fusegen.language.types import Dim, DType, bf16, f16, f32, size_of
 from fusegen.language.views import View, positions_in
 from fusegen.planner.programs.model import Binding
@@ -65,6 +65,7 @@ from fusegen.validation.inputs import (
     take,
     with_places,
 )
+from fusegen.validation.invariance import other_batches, rows_at, same_as_contiguous
 from fusegen.validation.judging import agree, failing, judged, overwritten, unnamed_rows
 from fusegen.validation.launches import DEPTH
 from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, Placed, read_output, reserve, told, untouched
@@ -108,6 +109,7 @@ def validate_program(
     found = ProgramChecks(program, seed, frozenset(cases) if cases is not None else None)
     most = QUICK_ELEMENTS if quick else FULL_ELEMENTS
     found.ragged(most)
+    other_batches(found, program, found.text, quick)
     if in_turn(program.plan):
         found.turns()
     found.malice(most, 1, USUAL)
@@ -137,6 +139,7 @@ class ProgramChecks(Checks):
         self.seed = seed
         self.wanted = wanted
         self.found = []
+        self.normal = None
         self.judged = {}
         self.texts: dict[str, Callable[..., Any]] = {}
         self.between: dict[str, Array] = {}  # what the last launch left between its kernels, by name
@@ -156,6 +159,7 @@ class ProgramChecks(Checks):
         first = self.launch_case(NORMAL.name, NORMAL.reason, operands)
         if first is None:
             return
+        self.normal = operands, first
         for pattern, setting in (GENTLE, GENTLE_SETTING), (STEADY, STEADY_SETTING):
             if min(self.judged.values(), default=1.0) < LEAST_BOUNDED:
                 other = self.operands(sizes, pattern.name, (pattern,), setting)
@@ -192,7 +196,7 @@ class ProgramChecks(Checks):
         picks = in_groups(self.graph, operands.values, operands.sizes, every)
         few = replace(take(self.graph, operands, picks), labels=operands.labels)
         outputs, problem = self.launch(few)
-        wanted = [picked(array, t, picks) for t, array in zip(self.graph.outputs, first, strict=True)]
+        wanted = [rows_at(array, t.shape, picks) for t, array in zip(self.graph.outputs, first, strict=True)]
         reason = "some of the rows alone and in another order: a row's result may not depend on other rows"
         self.same("apart", reason, few, outputs, wanted, problem)
 
@@ -221,7 +225,7 @@ class ProgramChecks(Checks):
             joined = {base for base, view in views if view.base and len(view.base[-1]) > 1}  # no row may lie apart
             arrays = [t.name for t in self.arrays if len(t.shape) > 1 and t.name not in joined]
             arranged = dict.fromkeys(arrays if everywhere else arrays[:1], how)
-            self.launch_case(f"layout: {name}", reason, operands, arranged)
+            same_as_contiguous(self, name, operands, self.launch_case(f"layout: {name}", reason, operands, arranged))
 
     def in_place(self) -> None:
         """Outputs over operands, as many at once as there may be: the same bits as in memory of their own."""
@@ -282,7 +286,7 @@ class ProgramChecks(Checks):
                 sizes[name] += 1
             else:
                 for name in free if self.graph.viewed else ():
-                    unit = unit_of(self.graph, name)
+                    unit = unit_of(self.graph.computed_sizes, name)
                     sizes[name] = -(-sizes[name] // unit) * unit
         return {**sizes, **{n: size for n, size in with_places(self.graph, sizes).items() if n in tables}}
 
@@ -520,12 +524,6 @@ def with_new_rows(tensor: Tensor, table: Mapping[Any, Bounded], before: Array) -
     return Bounded(value, rows_put(known, index, error))
 
 
-def unit_of(graph: Graph, name: str) -> int:
-    """A number whose multiples, as the dim's size, leave all that is computed from it whole: 128 of `N // 128`."""
-    terms = (term for size in graph.computed_sizes if isinstance(size, Expr) for term in size.terms)
-    return math.lcm(*(factor.denominator for monomial, factor in terms if (Dim(name), 1) in monomial))
-
-
 def comes_out_even(graph: Graph, sizes: Mapping[str, int]) -> bool:
     """Are there such sizes of all that is computed from them?"""
     try:
@@ -555,13 +553,6 @@ def moved(graph: Graph, free: Sequence[str]) -> bool:
 
 def wide(array: Array) -> Array:
     return array.astype(np.float64) if array.dtype.kind not in "ib" else array
-
-
-def picked(value: Any, tensor: Tensor, picks: Mapping[str, Sequence[int]]) -> Any:
-    for axis, size in enumerate(tensor.shape):
-        if isinstance(size, Dim) and size.name in picks:
-            value = np.take(value, list(picks[size.name]), axis)
-    return value
 
 
 def right_operands(graph: Graph) -> dict[str, Any]:

@@ -739,8 +739,9 @@ def test_a_pipe_gets_the_bytes_of_the_source(tmp_path: Path) -> None:
     assert piped == golden.emitted(chain, MI300X)[0].text.encode()
 
 
-def test_plan_says_what_one_order_of_sums_costs(run: Run) -> None:
-    spec = ROOT / "specs/gemm_bias_gelu.py"
+@pytest.mark.parametrize("name", ["gemm_bias_gelu", "mlp"])  # a kernel and a program
+def test_plan_says_what_one_order_of_sums_costs(run: Run, name: str) -> None:
+    spec = ROOT / f"specs/{name}.py"
     said = run("plan", spec, "--target", "cuda:h200", "--set", "M=16", "--batch-invariant").stdout
     assert re.search(r"batch +one order of sums for any number of rows: [\d.]+ us expected, [\d.]+ without it", said)
 

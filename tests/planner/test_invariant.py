@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,19 +13,22 @@ import fusegen
 from fusegen import Chain, bf16, chain, dims, f16, f32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
-from fusegen.errors import NoPlan
-from fusegen.planner import candidates
-from fusegen.planner.invariant import ROWS, order_of, with_rows
+from fusegen.errors import NoPlan, SpecError, ValidationError
+from fusegen.planner import candidates, invariant, orders
+from fusegen.planner.invariant import ROWS, with_rows
 from fusegen.planner.model import Plan
+from fusegen.planner.orders import order_of
 from fusegen.runtime import Kernel
 from fusegen.runtime.cache import compiled
 from fusegen.runtime.finding import find, present, target_of
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation.few_parts import no_variant
+from fusegen.validation.invariance import NAME as BATCH
+from fusegen.validation.report import Case, Report
 from tests import gemms
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
-B, G, K, M, N, T = dims("B G K M N T")
+B, E, G, K, M, N, T = dims("B E G K M N T")
 
 
 @chain(M=64, N=4096)
@@ -151,9 +156,9 @@ def test_plans_of_one_order_have_the_same_bits_on_a_gpu(spec: Chain) -> None:
 
 
 def test_sizes_of_rows_have_no_part_in_the_choice() -> None:
-    orders = {order_of(fusegen.plan(attention.at(B=b, G=g, M=m), H200, tuned=False, batch_invariant=True))
+    found = {order_of(fusegen.plan(attention.at(B=b, G=g, M=m), H200, tuned=False, batch_invariant=True))
               for b, g, m in ((1, 1, 1), (1, 8, 128), (64, 32, 4))}  # fmt: skip
-    assert len(orders) == 1
+    assert len(found) == 1
 
 
 def test_other_chains_are_refused() -> None:
@@ -161,14 +166,8 @@ def test_other_chains_are_refused() -> None:
     def columns(x: f32[M, N]) -> f32[1, N]:
         return F.sum(x, over=M)
 
-    @chain(M=64, N=128, K=64)
-    def twice(x: bf16[M, K], w: bf16[N, K], v: bf16[K, N]) -> bf16[M, K]:
-        return (x @ w.T) @ v.T
-
     with pytest.raises(NoPlan, match="columns sums over rows, so that its results depend on how many there are"):
         fusegen.compile(columns, H200, on="emulator", batch_invariant=True)
-    with pytest.raises(NoPlan, match="no rule can plan twice"):
-        fusegen.compile(twice, H200, on="emulator", batch_invariant=True)
 
 
 def test_arrays_that_lie_otherwise_are_summed_alike_or_refused() -> None:
@@ -179,3 +178,72 @@ def test_arrays_that_lie_otherwise_are_summed_alike_or_refused() -> None:
     wide[:, 1:] = x
     for one, other in zip(kernel(x, residual, gamma), kernel(wide[:, 1:], residual, gamma), strict=True):
         np.testing.assert_array_equal(np.asarray(one).view(np.uint8), np.asarray(other).view(np.uint8))
+
+
+@chain(M=40, N=96, K=512, batch_invariant=True)
+def twice(x: bf16[M, K], w: bf16[N, K], v: bf16[K, N]) -> bf16[M, K]:
+    return F.gelu(x @ w.T) @ v.T
+
+
+@chain(T=6, K=32, N=32, E=4, batch_invariant=True)
+def experts(x: bf16[T, K], router: bf16[E, K], w: bf16[E, N, K]) -> bf16[T, N]:
+    best, chosen = F.topk(x @ router.T, 2)
+    order, ends, places = F.sort_by_group(chosen, E)
+    y = F.cast(F.grouped_matmul(F.gather(x, order // 2), w.mT, ends), bf16)
+    return F.gather_sum(y, places, F.softmax(best))
+
+
+def test_the_kernels_of_a_program_are_the_same_for_all_numbers_of_rows() -> None:
+    programs: list[Any] = [fusegen.plan(twice.at(M=rows), H200, tuned=False) for rows in (1, 40, 9000)]
+    found = [[(step.name, order_of(step.plan)) for step in program.steps] for program in programs]
+    assert found[0] == found[1] == found[2]
+    assert [p.graph.rows for p in programs] == [1, 40, 9000]
+    usual: list[Any] = [fusegen.plan(replace(p.graph, batch_invariant=False), H200, tuned=False) for p in programs]
+    assert len({tuple(step.plan.configuration for step in p.steps) for p in usual}) > 1
+
+
+def cases_of(report: Report) -> list[Case]:
+    return [case for case in report.cases if case.name.startswith(BATCH)]
+
+
+def test_a_program_is_validated_at_other_numbers_of_rows() -> None:
+    made = fusegen.compile(twice, H200, on="emulator", tuned=False)
+    assert [(case.name, case.ok, case.bitwise) for case in cases_of(made.report)] == [("batch: 65536", True, True)]
+    report = fusegen.validate(made, cases=("normal", "batch", "layout"))
+    assert report.ok, report
+    assert {"batch: 128", "batch: 8192", "batch: padded rows"} < {case.name for case in cases_of(report)}
+    (odd,) = (case for case in report.cases if case.name == "layout: odd stride")
+    assert "refused, since no kernel for it sums in the order that serves every number of rows" in odd.reason
+
+
+def test_tokens_alone_have_the_bits_that_they_have_among_others() -> None:
+    """Their number is a constant of the kernels that sort them by experts, so that fewer have kernels of their own."""
+    made = fusegen.compile(experts, MI300X, on="emulator", tuned=False)
+    (case,) = cases_of(made.report)
+    assert (case.name, case.ok, case.elements) == ("batch: few", True, 3 * 32)
+
+
+def test_an_order_that_follows_the_rows_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if all plans summed alike."""
+    for module in (orders, invariant):
+        monkeypatch.setattr(module, "order_of", lambda plan: plan.rule == "gemm")
+
+    @chain(M=8, N=96, K=512, batch_invariant=True)
+    def broken(x: bf16[M, K], w: bf16[N, K], v: bf16[K, N]) -> bf16[M, K]:
+        return F.gelu(x @ w.T) @ v.T
+
+    with pytest.raises(ValidationError, match=r"batch: 65536(?s:.)*differ in their bits"):
+        fusegen.compile(broken, MI300X, on="emulator", tuned=False)
+
+
+def test_the_spec_says_it_as_the_call_does() -> None:
+    @chain(M=64, N=4096, batch_invariant=True)
+    def said(x: f16[M, N], residual: f16[M, N], gamma: f16[N]) -> tuple[f16[M, N], f32[M, 1]]:
+        h = x + residual
+        return F.rmsnorm(h, gamma), F.logsumexp(h)
+
+    wanted = fusegen.plan(normed, H200, tuned=False, batch_invariant=True).configuration
+    for made in (said, said.at(M=64), pickle.loads(pickle.dumps(said))):
+        assert fusegen.plan(made, H200, tuned=False).configuration == wanted
+    with pytest.raises(SpecError, match="batch_invariant=3: it is True or False, and no dim may be called so"):
+        chain(M=64, batch_invariant=3)

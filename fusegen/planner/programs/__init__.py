@@ -1,7 +1,8 @@
 """Programs: chains that several kernels hold, one after another, with tensors between them.
 
-`program_instead(found)` says whether a chain is cut: where no rule plans one kernel for it, or where several are
-expected to take much less time. What is cut where is `search`'s to find; `cutting` makes the graphs of the pieces.
+`kernels_of(graph, target)` are a chain's. `program_instead(found)` says whether it is cut: where no rule plans one
+kernel for it, or where several are expected to take much less time. What is cut where is `search`'s to find; `cutting`
+makes the graphs of the pieces.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from fusegen.errors import NoPlan
 from fusegen.language.axes import column_reductions
 from fusegen.language.graph import Graph, plain
 from fusegen.language.types import size_of
+from fusegen.planner import candidates
 from fusegen.planner.attention.recognition import is_attention
+from fusegen.planner.launching import as_launched
 from fusegen.planner.model import Candidates, Plan
 from fusegen.planner.programs.grouping import groups_of_products
-from fusegen.planner.programs.model import ProgramPlan
+from fusegen.planner.programs.model import ProgramPlan, Step
 from fusegen.targets.base import Target
 
 # Of one kernel's estimate: several are taken only below it. Estimates of two kinds of kernels may be 15 % off each, in
@@ -28,6 +31,26 @@ WORTH_PARTING = 0.97
 # The same of attention whose keys are dealt to parts, whose first kernel is of the one kernel's kind
 WORTH_DEALING = 0.95
 FEW_STATES = 12  # to look at where one kernel is at hand: a search in full takes longer than compiling
+
+
+def kernels_of(graph: Graph, target: Target) -> tuple[Candidates, ProgramPlan | None]:
+    """The candidates for one kernel, and the program to take in their place, if there is one. Raises NoPlan where
+    neither can be planned."""
+    if graph.batch_invariant:
+        found: tuple[Candidates, ProgramPlan | None]
+        found = import_module("fusegen.planner.invariant").in_one_order(graph, target)
+        return found
+    one = candidates(graph, target)
+    return one, program_instead(one)
+
+
+def step_candidates(program: ProgramPlan, step: Step) -> Candidates:
+    """A step's candidates, for arrays that lie as the program has them lie, launched as the program launches it; in a
+    program of one order of sums, those that sum as the step does."""
+    found = candidates(step.graph, program.target, step.plan.layout)
+    if program.graph.batch_invariant:
+        found = import_module("fusegen.planner.orders").in_order_of(step.plan, found)
+    return as_launched(found, step.plan.dependent)
 
 
 def program_instead(found: Candidates) -> ProgramPlan | None:

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fusegen.planner import candidates
 from fusegen.planner.model import Plan
+from fusegen.planner.programs import step_candidates
 from fusegen.planner.programs.model import ProgramPlan, Step, names_of
 from fusegen.planner.programs.side_by_side import MOST_STEPS, launch_cost, obstacle
 
@@ -77,7 +77,7 @@ def combinations(program: ProgramPlan, group: Sequence[Step]) -> Iterator[tuple[
     found = []
     for step in group:
         plans: dict[int, list[Plan]] = {}
-        for plan in candidates(step.graph, program.target, step.plan.layout).plans:
+        for plan in step_candidates(program, step).plans:
             if not obstacle([plan]) and len(plans.setdefault(plan.threads, [])) < MOST_PLANS:
                 plans[plan.threads].append(plan)
         found.append(plans)

@@ -25,11 +25,11 @@ from fusegen.planner.smaller import TILE, WHOLE_TILES, fewer, group_dims, shrunk
 MOST_WEIGHTS = 2**26  # elements of right factors: those of an MLP of 4096 x 14336 take some 10 s to be judged
 
 
-def smaller(program: ProgramPlan) -> ProgramPlan | None:
+def smaller(program: ProgramPlan, always: bool = False) -> ProgramPlan | None:
     """The same chain with smaller products, by the same kinds of kernels; None where products are not that
-    large, or their sizes do not shrink by themselves."""
+    large (`always`: however large they are), or their sizes do not shrink by themselves."""
     graph = program.graph
-    if weights(graph) <= MOST_WEIGHTS:
+    if weights(graph) <= MOST_WEIGHTS and not always:
         return None
     width = set(dims_in(tuple(n.shape[-1] for n in graph.products)))
     depth = set(dims_in(tuple(n.inputs[0].shape[-1] for n in graph.products)))
@@ -53,16 +53,19 @@ def at_smaller(program: ProgramPlan, dims: set[str]) -> ProgramPlan | None:
             least = node.group * node.count + WHOLE_TILES
             sizes[name] = min(graph.sizes[name], least + graph.sizes[name] % TILE)
     search = import_module("fusegen.planner.programs.search")
+    found: ProgramPlan | None = None
     try:
-        found: ProgramPlan = search.cheapest(graph.at(**sizes), program.target, dealt=dealt)
+        if not graph.batch_invariant:  # whose cut is no matter of sizes
+            found = search.cheapest(graph.at(**sizes), program.target, dealt=dealt)
     except (NoPlan, SpecError):
         return None
-    if [step.name for step in found.steps] != [step.name for step in program.steps]:
-        again = None if deals else as_cut(program, sizes)
+    if found is None or [step.name for step in found.steps] != [step.name for step in program.steps]:
+        again = None if deals and not graph.batch_invariant else as_cut(program, sizes)
         if again is None:
             return None
         found = again
-    steps = [step for pair in zip(found.steps, program.steps, strict=True) if (step := same_way(*pair)) is not None]
+    way = same_order if graph.batch_invariant else same_way
+    steps = [step for pair in zip(found.steps, program.steps, strict=True) if (step := way(*pair)) is not None]
     if len(steps) < len(found.steps):
         return None
     found = joined(replace(found, steps=tuple(steps)))
@@ -94,3 +97,14 @@ def same_way(step: Step, large: Step) -> Step | None:
     same = [plan for plan in alike if plan.configuration == large.plan.configuration]
     own = [step.plan] * (step.plan.rule == large.plan.rule)
     return next((replace(step, plan=plan) for plan in (*same, *own, *alike)), None)
+
+
+def same_order(step: Step, large: Step) -> Step | None:
+    """The same of a program of one order of sums: where the configuration is no candidate, by the rule and in the large
+    one's order, else in one that no number of rows decides."""
+    order_of = import_module("fusegen.planner.orders").order_of
+    found = candidates(step.graph, step.plan.target, step.plan.layout).plans
+    alike = [plan for plan in found if plan.rule == large.plan.rule]
+    alike.sort(key=lambda plan: (order_of(plan) != order_of(large.plan), repr(order_of(plan))))
+    same = [plan for plan in alike if plan.configuration == large.plan.configuration]
+    return next((replace(step, plan=plan) for plan in (*same, *alike)), None)
