@@ -36,6 +36,7 @@ class Kind(StrEnum):
     kernels = "kernels"
     emulator = "emulator"
     sources = "sources"
+    searches = "searches"
     compilers = "compilers"
     extensions = "extensions"
 

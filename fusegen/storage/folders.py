@@ -23,6 +23,7 @@ KINDS = {
     "kernels": "compiled kernels",
     "emulator": "emulator libraries",
     "sources": "rendered sources",
+    "searches": "cuts of programs",
     "compilers": "notes on compilers",
     "extensions": "extension modules",
 }
@@ -30,6 +31,7 @@ SUFFIXES = {  # of the entries of each kind, in a folder of its name
     "kernels": ".kernel",
     "emulator": ".library",
     "sources": ".source",
+    "searches": ".search",
     "compilers": ".note",
     "extensions": ".extension",
 }

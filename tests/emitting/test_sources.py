@@ -22,6 +22,7 @@ from fusegen.errors import MissingError
 from fusegen.language.graph import Graph
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Plan, RowPlan, Source
+from fusegen.planner.spelled import alone, stamps
 from fusegen.runtime import cache
 from fusegen.storage import Store, clear, survey
 from fusegen.storage.entries import pack
@@ -137,13 +138,13 @@ def test_a_changed_template_is_other_code(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     template = tmp_path / "below" / "a.j2"
     template.write_text("one")
-    before = list(sources.stamps(str(tmp_path)))
-    assert list(sources.stamps(str(tmp_path))) == before
+    before = list(stamps(str(tmp_path)))
+    assert list(stamps(str(tmp_path))) == before
     template.write_text("another")
-    assert list(sources.stamps(str(tmp_path))) != before
+    assert list(stamps(str(tmp_path))) != before
     template.write_text("two")
     os.utime(template, ns=(1, 1))
-    assert list(sources.stamps(str(tmp_path))) != before
+    assert list(stamps(str(tmp_path))) != before
 
 
 def test_spellings_do_not_depend_on_the_process() -> None:
@@ -208,7 +209,7 @@ class Piece:
 
 
 def spelling(value: object) -> str:
-    return sources.alone(value, {})
+    return alone(value, {})
 
 
 def test_any_frozen_dataclass_of_plain_values_has_a_spelling() -> None:

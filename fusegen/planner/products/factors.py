@@ -23,16 +23,24 @@ from fusegen.targets.base import Target
 def lacking(graph: Graph, target: Target) -> str:
     """The types of the first product's factors that no kernel for the target multiplies, `f8e4m3 and f8e5m2`, or
     `f8e4m3 in scaled blocks`, which MFMA's kernels don't sum one by one; "" where there are kernels for all."""
-    for node in graph.products:
-        kinds = [graph.factor_types[node]] * 2
-        if kinds[0].narrow:
-            kinds = [factor_kind(a, graph.storage) for a in node.factors]
-        if not any((a.factors, a.right_factors) == tuple(kinds) for a in target.atoms):
-            return " and ".join(dict.fromkeys(map(str, kinds)))
+    if (both := without_unit(graph, target)) is not None:
+        return " and ".join(dict.fromkeys(map(str, both)))
     if all(atom.kind == "mfma" for atom in target.atoms) and (scaled := scaled_product(graph)) is not None:
         kinds = [factor_kind(a, graph.storage) for a in scaled.factors]
         return " and ".join(dict.fromkeys(map(str, kinds))) + " in scaled blocks"
     return ""
+
+
+def without_unit(graph: Graph, target: Target) -> tuple[DType, DType] | None:
+    """The types of the first product's factors for which the target has no matrix instruction; None where there are
+    instructions for all."""
+    for node in graph.products:
+        left = right = graph.factor_types[node]
+        if left.narrow:
+            left, right = (factor_kind(a, graph.storage) for a in node.factors)
+        if not any((a.factors, a.right_factors) == (left, right) for a in target.atoms):
+            return left, right
+    return None
 
 
 def scaled_product(graph: Graph) -> Node | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.errors import NoPlan
@@ -30,11 +30,13 @@ from fusegen.language.views import View
 from fusegen.planner import candidates as plans_of
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import bytes_of
+from fusegen.planner.products.factors import no_unit, without_unit
 from fusegen.planner.programs import FEW_STATES, WORTH_CUTTING, cutting
 from fusegen.planner.programs.column_parts import parted
 from fusegen.planner.programs.dependent import dependent
 from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.joining import joined
+from fusegen.planner.programs.kept import Outcome, remembered
 from fusegen.planner.programs.key_parts import keys_parted
 from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
 from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step, Stored
@@ -104,10 +106,12 @@ def cheapest(
     """The cheapest program for `graph`. Raises NoPlan where no cut helps, or where none takes less than `below_us`.
     `dealt`: attention deals so many keys at a time to so many parts, whatever that costs."""
     search = Search(share_common(graph), target, dealt)
-    found = search.run(below_us, most_states) or search.run(below_us, most_states, views=True)
-    if found is None:
-        raise NoPlan(search.refusal())
-    return search.program(found)
+    limits = (below_us, most_states, dealt, MOST_STATES, ENOUGH_STATES, PATIENT_STATES, MOST_TRIED)
+    outcome = remembered(search.graph, target, limits, lambda: search.outcome(below_us, most_states))
+    if outcome.refusal:
+        raise NoPlan(outcome.refusal)
+    found = search.look(frozenset(search.graph.nodes[number] for number in outcome.stored))
+    return search.program(found, dict(zip(outcome.stored, outcome.whys, strict=True)), outcome.cuts)
 
 
 def in_two(graph: Graph, target: Target, below_us: float) -> ProgramPlan | None:
@@ -119,7 +123,7 @@ def in_two(graph: Graph, target: Target, below_us: float) -> ProgramPlan | None:
         return None
     found = Found(frozenset(), (both,), search.early_us)
     search.looked_at.append(found)
-    return search.program(found)
+    return search.program(found, {}, search.considered())
 
 
 class Search:
@@ -136,6 +140,19 @@ class Search:
         self.planned: dict[tuple[frozenset[Made], State], Kernel] = {}
         self.looked_at: list[Found] = []
         self.order = {node: place for place, node in enumerate(graph.nodes)}
+
+    def outcome(self, below_us: float, most_states: int) -> Outcome:
+        """What `run` finds, and what there is to say of it. No cut gives a target instructions that it lacks."""
+        if (kinds := without_unit(self.graph, self.target)) is not None:
+            said = no_unit(self.target, "matrix instruction", *kinds)
+            return Outcome(refusal=f"{self.refusal()}\n  products: {said}")
+        found = self.run(below_us, most_states) or self.run(below_us, most_states, views=True)
+        if found is None:
+            return Outcome(refusal=self.refusal(), states=len(self.looked_at))
+        nodes = sorted(found.state, key=self.order.__getitem__)
+        whys = tuple(self.why(node, found) for node in nodes)
+        cuts = self.considered()
+        return Outcome(tuple(self.order[node] for node in nodes), whys, cuts, states=len(self.looked_at))
 
     def may_undercut(self) -> bool:
         """Several kernels instead of one: where a factor is computed, or where tiles have to hold whole groups."""
@@ -371,7 +388,9 @@ class Search:
         return cutting.cone(self.graph, [n for n, _, _ in makes], state)[1]
 
     def kernel(self, makes: tuple[Made, ...], state: State) -> Kernel:
-        """One kernel, planned the first time it is asked for."""
+        """One kernel, planned the first time it is asked for; what it makes comes in the graph's order, so that it is
+        the same whoever asked first."""
+        makes = tuple(sorted(makes, key=lambda made: self.order[made[0]]))
         key = frozenset(makes), frozenset(self.reads(makes, state))
         if key not in self.planned:
             self.planned[key] = self.plan_one(makes, state)
@@ -451,16 +470,17 @@ class Search:
 
     # ---------------------------------------------------------------- the program
 
-    def program(self, found: Found) -> ProgramPlan:
+    def program(self, found: Found, whys: Mapping[int, str], cuts: tuple[Cut, ...]) -> ProgramPlan:
+        """`whys`: of the values in memory, by their numbers among the graph's nodes."""
         steps = tuple(step_of(own, plan) for kernel in found.kernels for own, plan in kernel.plans)
         made = {binding.base for step in steps for binding in step.writes}
         read = {binding.base for step in steps for binding in step.reads}
         nodes = [n for n in sorted(found.state, key=self.order.__getitem__) if self.stored[n].name in made]
-        kept = [replace(self.stored[n], why=self.why(n, found)) for n in nodes if self.stored[n].name in read]
+        kept = [replace(self.stored[n], why=whys[self.order[n]]) for n in nodes if self.stored[n].name in read]
         between = tuple(stored for stored in kept if stored.home == "workspace")
         between += tuple(stored for kernel in found.kernels for stored in kernel.between)
         shared = tuple(stored for stored in kept if stored.home == "output")
-        return dependent(joined(ProgramPlan(self.graph, self.target, steps, between, shared, self.considered())))
+        return dependent(joined(ProgramPlan(self.graph, self.target, steps, between, shared, cuts)))
 
     def considered(self) -> tuple[Cut, ...]:
         """The cuts that were looked at, those that can be taken first, by their times; one kernel is always among
