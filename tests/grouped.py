@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fusegen import Chain, bf16, chain, dims, f16, f32, i32
@@ -36,6 +38,22 @@ def weighed(
 
 
 @chain(T=70, N=136, K=136, E=5)
+def biased(x: bf16[T, K], w: bf16[E, N, K], ends: i32[E], bias: f32[E, N]) -> bf16[T, N]:
+    """A vector for each group, added to its rows."""
+    return F.grouped_matmul(x, w.mT, ends, bias)
+
+
+@chain(T=70, N=136, K=136, E=5)
+def gated_biased(
+    x: bf16[T, K], gate: bf16[E, N, K], up: bf16[E, N, K], ends: i32[E], gate_bias: bf16[E, N], up_bias: f32[E, N],
+    weight: f32[T, 1],
+) -> bf16[T, N]:  # fmt: skip
+    """SwiGLU with a bias in both products, as gpt-oss has it."""
+    left = F.grouped_matmul(x, gate.mT, ends, gate_bias)
+    return F.silu(left) * (F.grouped_matmul(x, up.mT, ends, up_bias) + 1.0) * weight
+
+
+@chain(T=70, N=136, K=136, E=5)
 def normed(x: bf16[T, K], gain: bf16[K], w: bf16[E, N, K], ends: i32[E]) -> bf16[T, N]:
     """A sum of each row beside its product."""
     return F.grouped_matmul(F.rmsnorm(x, gain), w.mT, ends)
@@ -49,7 +67,7 @@ def side_by_side(
     return F.grouped_matmul(x, w.mT, ends), F.relu(F.grouped_matmul(x, v.mT, ends))
 
 
-ALL: tuple[Chain, ...] = (plain, across, gated, weighed, normed, side_by_side)
+ALL: tuple[Chain, ...] = (plain, across, gated, weighed, biased, gated_biased, normed, side_by_side)
 
 
 def group_of(rows: int, ends: np.ndarray) -> np.ndarray:
@@ -58,10 +76,24 @@ def group_of(rows: int, ends: np.ndarray) -> np.ndarray:
     return np.where(beyond.any(1), beyond.argmax(1), -1)
 
 
-def by_definition(x: np.ndarray, w: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Rows times the matrix [K, N] of their group, row by row."""
+def by_definition(x: np.ndarray, w: np.ndarray, ends: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """Rows times the matrix [K, N] of their group, and its bias, row by row."""
     found = np.zeros((len(x), w.shape[-1]))
     for row, group in enumerate(group_of(len(x), ends)):
         if group >= 0:
             found[row] = x[row].astype(float) @ w[group].astype(float)
+            found[row] += 0.0 if bias is None else bias[group].astype(float)
     return found
+
+
+def check_biases(made: Callable[..., np.ndarray]) -> None:
+    """Of `biased` at N=K=64: of an empty group, one of a single row, and none; what is NaN stays in its own group."""
+    rng, ends = np.random.default_rng(0), np.array([130, 130, 131, 260, 290], np.int32)
+    x, w = (rng.integers(-2, 3, shape).astype(bf16.numpy) for shape in ((300, 64), (5, 64, 64)))
+    bias = rng.integers(-9, 10, (5, 64)).astype(np.float32)
+    want = by_definition(x, w.swapaxes(1, 2), ends, bias).astype(bf16.numpy)
+    assert np.array_equal(made(x, w, ends, bias), want)
+    bias[[1, 3, 4]] = np.nan
+    lost = np.isnan(made(x, w, ends, bias).astype(float))
+    assert np.array_equal(lost.any(1), lost.all(1))
+    assert np.flatnonzero(lost.all(1)).tolist() == list(range(131, 290))

@@ -27,8 +27,10 @@ class Element:
     col: str = "col + j"  # its column
 
 
-def found(load: Load, text: str) -> str:
-    """A value of a table's row, 0 where there is no such row."""
+def where_found(load: Load, text: str, words: Dialect) -> str:
+    """A value of a table's row, 0 where there is no such row; of a group's vector, 0 in rows of no group."""
+    if load.access.group_axis is not None:
+        return f"{words.has_group} ? {text} : {ZEROS[load.dtype]}"
     return f"{load.access.name}_found ? {text} : {ZEROS[load.dtype]}" if load.access.gathered else text
 
 
@@ -41,7 +43,7 @@ def entered(scan: Scan) -> str:
 def element_lines(body: Body, at: Element, words: Dialect) -> list[str]:
     """Everything that is made of one element: read, computed, kept, reduced and written."""
     reads = [(load, text) for load in body.loads if (text := at.read(load))]
-    lines = [words.define(load.value, load.dtype, found(load, text)) for load, text in reads]
+    lines = [words.define(load.value, load.dtype, where_found(load, text, words)) for load, text in reads]
     lines += [words.define(keep.value, keep.dtype, at.kept(keep)) for keep in body.takes]
     lines += words.statements(body.body, at.col)
     lines += [f"{at.kept(keep)} = {keep.value};" for keep in body.keeps]

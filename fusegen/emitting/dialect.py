@@ -40,6 +40,8 @@ class Dialect:
     What is spelled is noted then: nobody looks for names in a finished text.
     """
 
+    has_group = ""  # of grouped products, the kernel's name of whether the rows at hand are of a group
+
     def __init__(
         self, spelling: Spelling, row_number: str = "row", widens: bool = False, element_number: str = ""
     ) -> None:

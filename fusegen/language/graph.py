@@ -261,7 +261,7 @@ class Graph:
         for node in reversed(self.nodes):
             apart = node.op.kind is Kind.PRODUCT or (node.op.kind is Kind.REDUCE and node not in from_product)
             if node in outer and not apart:
-                outer.update(node.inputs)
+                outer.update(node.inputs[:1] if node.op.kind is Kind.BIAS else node.inputs)
         return frozenset(self.nodes) - outer
 
     @cached_property

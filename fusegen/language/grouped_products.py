@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from fusegen.errors import SpecError
 from fusegen.language.factor_words import factor_text, inner_sizes_differ, need_one_kind
-from fusegen.language.graph import OPS, Node
+from fusegen.language.graph import OPS, Node, shown_by
 from fusegen.language.trace import Transposed, Value, caller, current, factor
-from fusegen.language.types import i32, shape_text
+from fusegen.language.types import Shape, bf16, f16, f32, i32, shape_text
 
 WANTED = "rows [T, K], a matrix for each group [E, K, N], and ends [E] of i32"
 
 
-def grouped_matmul(x: Value, w: Value | Transposed, ends: Value) -> Value:
+def grouped_matmul(x: Value, w: Value | Transposed, ends: Value, bias: Value | None = None) -> Value:
     """Each group of rows of x [T, K] times a matrix of its own of w [E, K, N], summed in f32: [T, N].
 
     The groups lie one behind the other, and may be empty: i32 `ends` [E] says behind which row each of them ends, as
     `offs` of torch's grouped_mm. A row is of the first group whose end lies behind it. So rows of group e are
     ends[e - 1] up to ends[e], rows behind all ends are of no group, where the result is 0, and no end, however wrong,
-    makes a kernel read or write elsewhere. Weights [E, N, K] are taken as `w.mT`; factors are f16 or bf16.
+    makes a kernel read or write elsewhere. Weights [E, N, K] are taken as `w.mT`; factors are f16 or bf16. A bias, an
+    operand [E, N], is added to the rows of its groups; rows of no group stay 0.
     """
     for what, value in (("rows", x), ("matrices", w), ("ends", ends)):
         if not isinstance(value, Value):
@@ -37,7 +38,26 @@ def grouped_matmul(x: Value, w: Value | Transposed, ends: Value) -> Value:
         need_one_kind(a, b, operands)
         if a.dtype is i32:
             raise SpecError("grouped_matmul: found factors of whole numbers; wanted f16 or bf16", operator.where)
-        return Value(Node(op, (a, b, ends.node), (a.shape[0], b.shape[-1]), a.dtype, operator))
+        product = Node(op, (a, b, ends.node), (a.shape[0], b.shape[-1]), a.dtype, operator)
+        if bias is None:
+            return Value(product)
+        need_bias(bias, (b.shape[0], b.shape[-1]))
+        return Value(Node(OPS["add_group_rows"], (product, bias.node, ends.node), product.shape, f32, operator))
+
+
+def need_bias(bias: Value, wanted: Shape) -> None:
+    """Raises SpecError for what is no floating-point operand, or view of one, of that shape."""
+    if not isinstance(bias, Value):
+        raise SpecError(f"grouped_matmul: the bias is {bias!r:.80}, not a traced value", caller())
+    tensor = current().operands.get(shown_by(bias.node))
+    if tensor is None or bias.shape != wanted or tensor.dtype not in (f16, bf16, f32):
+        found = f"{tensor.dtype if tensor else bias.dtype}{shape_text(bias.shape)}"
+        found += "" if tensor else " that is computed"
+        raise SpecError(
+            f"grouped_matmul: found a bias {found}; wanted an operand of f32, f16 or bf16, "
+            f"{shape_text(wanted)}: a vector for each group",
+            caller(),
+        )
 
 
 def need_ends(ends: Value) -> None:

@@ -36,6 +36,7 @@ class Kind(Enum):
     GATHER = "gather"  # what an operand has in rows or columns that another value names
     SCATTER = "scatter"  # an operand with new rows, where another value names them: written in its own memory
     PRODUCT = "product"  # [.., M, K] and [.., K, N] become [.., M, N]
+    BIAS = "bias"  # to each row of a grouped product is added what an operand has for the row's group
 
 
 PRIMITIVE_KINDS = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.SELECT, Kind.GATHER)
@@ -167,8 +168,9 @@ class Node:
 
     @property
     def ends(self) -> Node | None:
-        """Of a grouped product: behind which row each group's rows end (fusegen.language.grouped_products)."""
-        return self.inputs[2] if self.op.name == "grouped_matmul" else None
+        """Of a grouped product, and of its bias: behind which row each group's rows end
+        (fusegen.language.grouped_products)."""
+        return self.inputs[2] if self.op.name in ("grouped_matmul", "add_group_rows") else None
 
     @property
     def scales(self) -> tuple[Node, ...]:

@@ -63,6 +63,9 @@ def of_ends(graph: Graph) -> Obstacle | None:
         if node.ends is not None and shown(node.ends).op.kind is not Kind.INPUT:
             reason = f"{node.operator} takes groups whose ends are computed: a program cuts here"
             return Obstacle(reason, node.where, node.ends)
+    for node in graph.nodes:
+        if node.op.kind is Kind.BIAS and not any(product.ends is node.ends for product in graph.products):
+            return Obstacle(f"the bias of {node.operator} is added where its groups are multiplied", node.where)
     return None
 
 

@@ -406,6 +406,8 @@ OPS["matmul"] = Op("matmul", Kind.PRODUCT, 2, "{0} @ {1}", "", "matrix product, 
                    gradients=("whole(d) @ y.mT", "in_rows(x).mT @ in_rows(d)"))  # fmt: skip
 OPS["grouped_matmul"] = Op("grouped_matmul", Kind.PRODUCT, 3, "matmul_by_group({0}, {1}, {2})", "",
                            "matrix product of each group of rows with a matrix of its own, summed in f32")  # fmt: skip
+OPS["add_group_rows"] = Op("add_group_rows", Kind.BIAS, 3, "add_by_group({0}, {1}, {2})", "{0} + {1}",
+                           "a grouped product with each group's own vector added to its rows")  # fmt: skip
 OPS["deal_matmul"] = Op("deal_matmul", Kind.PRODUCT, 2, "", "",
                         "matrix product over the columns of the left factor that each part is dealt",
                         takes="any")  # fmt: skip

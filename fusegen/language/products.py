@@ -304,7 +304,7 @@ def reached(graph: Graph) -> set[Node]:
     found = {t.node for t in graph.outputs}
     for node in reversed(graph.nodes):
         if node in found and node.op.kind not in (Kind.PRODUCT, Kind.REDUCE):
-            found.update(node.inputs)
+            found.update(node.inputs[:2] if node.op.kind is Kind.BIAS else node.inputs)
     return found
 
 
@@ -316,4 +316,10 @@ def epilogue_of(graph: Graph) -> tuple[Node, ...]:
 
 def is_computed(node: Node) -> bool:
     """By a statement of its own: literals and sizes are written out where they are used."""
-    return node.op.kind is Kind.MAP or node.op.name in ("col_index", "row_index")
+    return node.op.kind in (Kind.MAP, Kind.BIAS) or node.op.name in ("col_index", "row_index")
+
+
+@once_per_graph
+def group_vectors(graph: Graph) -> frozenset[Node]:
+    """The operands of which each group of rows has a vector of its own: biases."""
+    return frozenset(n.inputs[1] for n in graph.nodes if n.op.kind is Kind.BIAS)

@@ -76,7 +76,8 @@ def helpers(graph: Graph) -> list[str]:
     if any(n.ends for n in graph.products):
         from fusegen.language.segments import source_of  # imports numpy, which tracing a spec does without
 
-        found.append("\n\n" + source_of("grouped_matmul").rstrip("\n"))
+        grouped = dict.fromkeys(n.op.name for n in graph.nodes if n.ends)
+        found += ["\n\n" + source_of(name).rstrip("\n") for name in grouped]
     if any(n.op.name == "philox" for n in graph.nodes):
         from fusegen.language import philox
 

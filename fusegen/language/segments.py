@@ -31,8 +31,20 @@ def matmul_by_group(x: Any, w: Any, ends: Any) -> Array:
     return result
 
 
+def add_by_group(y: Any, table: Any, ends: Any) -> Array:
+    """table[e] is added to the rows of group e; rows of no group stay as they are."""
+    bounds = group_bounds(ends, len(y))
+    result = np.array(y)
+    for group, row in enumerate(table):
+        result[bounds[group] : bounds[group + 1]] += row
+    return result
+
+
 def source_of(name: str) -> str:
     """The text of one of them and of what it calls, as it stands above, without its types: it runs on numpy alone."""
-    functions: dict[str, tuple[Callable[..., Array], ...]] = {"grouped_matmul": (group_bounds, matmul_by_group)}
+    functions: dict[str, tuple[Callable[..., Array], ...]] = {
+        "grouped_matmul": (group_bounds, matmul_by_group),
+        "add_group_rows": (add_by_group,),
+    }
     text = "\n\n".join(inspect.getsource(function) for function in functions[name])
     return text.replace(": Any", "").replace("rows: int", "rows").replace(" -> Array", "")

@@ -87,6 +87,8 @@ TEXTS: Mapping[str, str] = {
     "torch.where(a < 4, a.round(), 2 * (a / 2).round()).clamp(max=6)).copysign({0})",
     "transpose": "{0}.mT", "matmul": "{0} @ {1}", "matmul_tf32": "{0} @ {1}",
     "grouped_matmul": "F.grouped_mm({0}, {1}, offs={2})",
+    "add_group_rows": "{0} + F.pad({1}, (0, 0, 0, 1))[torch.searchsorted({2}.cummax(0).values, "
+                      "torch.arange({0}.shape[0], dtype={2}.dtype, device={2}.device), right=True)]",
 }  # fmt: skip
 SCATTERED_BYTES = (  # torch has no index_copy_ of 8-bit floats
     "{0}.view(torch.uint8).index_copy_(0, {1}.flatten().long(), "

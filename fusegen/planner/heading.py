@@ -195,9 +195,10 @@ def needs(plan: Headed) -> list[str]:
         woven = ", ".join(a.name for a in plan.accesses if a.stem == stem)
         lines.append(f"{woven}: by turns the elements of one array, in the vectors of {stem}")
     shared = [a for a in plan.accesses if a.by_column and not a.strided and a.ld_axis is None and not result(a, plan)]
-    shapes = [f"{a.name} {shape_text(a.shape)}" for a in shared]
-    if shapes and not plan.flat:
-        lines.append(f"{', '.join(shapes)} shared by every row")
+    for by_group, who in ((True, "rows of a group"), (False, "every row")):
+        shapes = [f"{a.name} {shape_text(a.shape)}" for a in shared if (a.group_axis is not None) is by_group]
+        if shapes and not plan.flat:
+            lines.append(f"{', '.join(shapes)} shared by {who}")
     return lines or ["nothing of its operands' alignment"]
 
 

@@ -132,10 +132,10 @@ class Access:
 
     A factor of a product says more of how it lies. `line`: its axis whose elements are next to each other, counted from
     the right; `ld_axis`: the other axis of its matrices, whose stride is the leading dimension, where no row dimension
-    moves along it; `group_axis`: of a grouped product's right factor the axis that counts groups, whose stride is the
-    argument `<tensor>_group`; `axes`: the tensor's own axes that each of `strided` moves along, where they are not
-    those below the chain's; `right`: it is a right factor; `transposable`: either axis of its matrices may be the line,
-    in a plan for another layout.
+    moves along it; `group_axis`: of a grouped product's right factor or bias the axis that counts groups, whose stride
+    is the argument `<tensor>_group`; `axes`: the tensor's own axes that each of `strided` moves along, where they are
+    not those below the chain's; `right`: it is a right factor; `transposable`: either axis of its matrices may be the
+    line, in a plan for another layout.
     """
 
     tensor: str

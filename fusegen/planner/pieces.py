@@ -303,7 +303,8 @@ def putting(node: Node, graph: Graph, access: Access) -> Statement:
 
 def statement(node: Node, graph: Graph) -> Statement:
     """The op of a node, on values by their names in the graph."""
-    name, args = value_names(graph)[node], tuple(argument(a, graph) for a in node.inputs)
+    inputs = node.inputs[:2] if node.op.kind is Kind.BIAS else node.inputs
+    name, args = value_names(graph)[node], tuple(argument(a, graph) for a in inputs)
     return Statement(node.op, name, node.dtype, args, stays_inside(node, graph))
 
 

@@ -319,7 +319,8 @@ def accesses(plan: Plan) -> list[str]:
             text = "one value a row"
         reason = why_narrow(plan, access)
         apart = access.strided or access.gathered or access.ld_axis is not None
-        shared = "" if apart or plan.flat else "; every row shares it"
+        who = "rows of a group share it" if access.group_axis is not None else "every row shares it"
+        shared = "" if apart or plan.flat else f"; {who}"
         if access.output and isinstance(plan, ColumnsPlan) and shared:
             text, shared = "once", "; one value a column"
         lines.append(f"{access.name}: {'written' if access.output else 'read'} {text}{reason}{shared}")

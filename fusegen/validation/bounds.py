@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ from fusegen.validation.products import (
     factor_error,
     product_error,
     unless_too_large,
+    vectors_by_group,
     whole_error,
 )
 from fusegen.validation.rearranged import joined, looked_up, unpacked, viewed
@@ -238,6 +240,9 @@ def step(
         return joined(node, args, sizes)
     if node.op.kind is Kind.GATHER:
         return looked_up(node, *args)
+    if node.op.kind is Kind.BIAS:
+        rows = vectors_by_group(len(args[0].value), *args[1:])
+        return smooth(replace(node, op=OPS["add"], inputs=node.inputs[:2]), [args[0], rows])
     if node.op.kind is Kind.SCATTER:  # of a kernel: the rows themselves
         return args[-1]
     if node.op.kind is Kind.GROUP:

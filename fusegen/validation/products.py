@@ -208,6 +208,17 @@ def by_group(args: Sequence[Bounded], multiply: Callable[[Bounded, Bounded], Bou
     return Bounded(value, error)
 
 
+def vectors_by_group(rows: int, table: Bounded, ends: Bounded) -> Bounded:
+    """Of each row the table's vector for its group; exactly 0 in rows of no group."""
+    places = group_bounds(ends.value, rows)
+    value, error = (np.zeros((rows, table.value.shape[-1])) for _ in range(2))
+    errors = np.broadcast_to(table.error, table.value.shape)
+    for group in range(len(table.value)):
+        own = slice(places[group], places[group + 1])
+        value[own], error[own] = table.value[group], errors[group]
+    return Bounded(value, error)
+
+
 SHORT_STEP = 32  # products of 8-bit floats that one instruction adds
 SHORT_TERMS = 36.0  # of a step, which lose bits: 32 products and the sum before them, twice where it takes 16 at once
 

@@ -406,4 +406,4 @@ def test_the_docs_name_the_ops_without_gradients() -> None:
     internal = {op.name for op in values if op.kind in (Kind.INPUT, Kind.LEAF, Kind.GROUP, Kind.PART, Kind.DEAL)}
     of_planners = {*CHOSEN_BY_PLANNERS, "spread", "deal_back", "deal_matmul", "put", "paged_rows"}
     whole = {op.name for op in values if op.takes == "int" or op.name.startswith(("unpack", "to_unit"))}
-    assert others - internal - of_planners - whole == {"grouped_matmul"}  # which the page calls products of groups
+    assert others - internal - of_planners - whole == {"grouped_matmul", "add_group_rows"}  # products of groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fusegen
-from fusegen import Chain, bf16
+from fusegen import Chain, bf16, chain, dims, f32, i32
+from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.planner.smaller import needs_smaller, smaller
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import Target, target
 from fusegen.validation import Report, validate
+from fusegen.validation.few_parts import no_variant
 from fusegen.validation.report import Case
 from tests import grouped
 from tests.gemms import (
@@ -36,6 +40,7 @@ from tests.specs import SHIPPED
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
 
+T, N, K, E = dims("T N K E")
 CUDA, AMD = "cuda:a100", "hip:mi300x"
 H200 = "cuda:h200"
 
@@ -91,14 +96,14 @@ KINDS = (
 
 @pytest.mark.by_values("spec", "sizes")
 @pytest.mark.parametrize(("name", "fits", "sizes"), KINDS, ids=lambda value: getattr(value, "__name__", str(value)))
-@pytest.mark.parametrize("spec", [grouped.plain, grouped.gated, grouped.normed], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [grouped.plain, grouped.biased, grouped.gated, grouped.normed], ids=lambda s: s.name)
 def test_every_kind_of_tile(spec: Chain, name: str, fits: Fits, sizes: dict[str, int]) -> None:
     report = validate(kernel(spec, name, fits, **sizes), quick=True)
     assert report.ok, str(report)[:2000]
 
 
 def test_persistent_blocks_take_tiles_of_several_groups() -> None:
-    report = validate(kernel(grouped.plain, FEW, persistent, T=300, N=512, K=512, E=4), cases=("normal", "rows"))
+    report = validate(kernel(grouped.biased, FEW, persistent, T=300, N=512, K=512, E=4), cases=("normal", "rows"))
     assert report.ok, str(report)[:2000]
 
 
@@ -128,6 +133,49 @@ def test_any_ends(of: tuple[str | Target, Fits, dict[str, int]], data: st.DataOb
     none = grouped.group_of(rows, np.array(ends)) < 0
     assert (alone[none] == 0).all()
     assert np.isnan(alone[~none].astype(float)).all()
+
+
+@pytest.mark.parametrize("name", [CUDA, AMD])
+def test_biases_are_those_of_each_rows_group(name: str) -> None:
+    grouped.check_biases(kernel(grouped.biased, name, T=300, N=64, K=64))
+
+
+BIASES = {
+    "those of the first group": ("segment * bias_group", "0 * bias_group"),
+    "rows of no group have one": ("const float bias = of_group ?", "const float bias = true ?"),
+}
+
+
+@pytest.mark.parametrize("what", BIASES)
+def test_wrong_biases_are_caught(what: str) -> None:
+    old, new = BIASES[what]
+    source = render(plan_for(grouped.biased, CUDA))
+    assert old in source.text
+    broken = replace(source, text=source.text.replace(old, new))
+    made = Kernel(broken, None, finding.find(target(CUDA), "emulator", check=True), no_variant)
+    assert not validate(made, cases=("normal", "rows", "malice")).ok
+
+
+@chain(T=70, N=48, K=64, E=5)
+def halves(x: bf16[T, K], w: bf16[E, 2 * N, K], ends: i32[E], bias: bf16[E, 2 * N]) -> bf16[T, N]:
+    (gate, up), (one, other) = F.split(w, 2, axis=1), F.split(bias, 2, axis=1)
+    return F.silu(F.grouped_matmul(x, gate.mT, ends, one)) * F.grouped_matmul(x, up.mT, ends, other)
+
+
+@chain(T=70, N=48, K=64, E=5)
+def layer(
+    x: bf16[T, K], up: bf16[E, N, K], down: bf16[E, K, N], ends: i32[E], one: bf16[E, N], other: f32[E, K]
+) -> f32[T, 1]:
+    return F.sum(F.grouped_matmul(F.grouped_matmul(x, up.mT, ends, one), down.mT, ends, other))
+
+
+@pytest.mark.parametrize(
+    ("spec", "kernels"), [(halves, 1), (layer, 3)], ids=lambda value: getattr(value, "name", value)
+)
+def test_biases_stay_with_their_products_in_programs(spec: Chain, kernels: int) -> None:
+    program: Any = fusegen.compile(spec, CUDA, on="emulator", tuned=False)
+    assert program.report.ok
+    assert len(program.plan.steps) == kernels
 
 
 LARGE: dict[str, Any] = {"E": 260, "N": 2048, "K": 7168}

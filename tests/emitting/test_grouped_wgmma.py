@@ -54,7 +54,9 @@ def quantized(x: bf16[T, K], w: bf16[E, N, K], ends: i32[E]) -> tuple[f8e4m3[T, 
     return values, scale
 
 
-CHAINS = (grouped.plain, grouped.across, grouped.gated, grouped.normed, grouped.side_by_side, weighed)
+CHAINS = (
+    grouped.plain, grouped.across, grouped.gated, grouped.gated_biased, grouped.normed, grouped.side_by_side, weighed
+)  # fmt: skip
 
 
 def plan_of(spec: Chain, schedule: str, cluster: int, cols: int = 0) -> WgmmaPlan | None:
@@ -128,6 +130,11 @@ def test_any_ends(of: tuple[str, int], data: st.DataObject) -> None:
     none = grouped.group_of(rows, np.array(ends)) < 0
     assert (alone[none] == 0).all()
     assert np.isnan(alone[~none].astype(float)).all()
+
+
+@pytest.mark.parametrize("schedule", ["pingpong", "cooperative"])
+def test_biases_are_those_of_each_rows_group(schedule: str) -> None:
+    grouped.check_biases(kernel_of(need(grouped.biased.at(T=300, N=64, K=64), schedule, 1)))
 
 
 # ---------------------------------------------------------------- kernels that are broken

@@ -44,6 +44,14 @@ def test_the_reference_goes_by_rows(ends: list[int], rows: int) -> None:
     assert np.array_equal(got, grouped.by_definition(x, w.swapaxes(1, 2), np.array(ends)))
 
 
+@given(ends=st.lists(END, min_size=4, max_size=4), rows=st.integers(1, 20))
+def test_a_bias_is_added_to_the_rows_of_its_group(ends: list[int], rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    x, w, bias = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((rows, 5), (4, 6, 5), (4, 6)))
+    got = reference(grouped.biased.at(T=rows, N=6, K=5, E=4).graph)(x, w, np.array(ends, np.int32), bias)
+    assert np.array_equal(got, grouped.by_definition(x, w.swapaxes(1, 2), np.array(ends), bias))
+
+
 @given(
     ends=st.lists(st.integers(0, 300), min_size=1, max_size=9),
     rows=st.integers(1, 300),
@@ -129,6 +137,21 @@ BAD: dict[str, tuple[Callable[..., object], dict[str, TensorType], str]] = {
         lambda x, w, ends: F.grouped_matmul(x, w, None),  # type: ignore[arg-type]
         WHOLE, "the ends are None, not a traced value",
     ),
+    "a bias for all groups": (
+        lambda x, w, ends, b: F.grouped_matmul(x, w, ends, b), WHOLE | {"b": f32[N]},
+        r"found a bias f32\[N\]; wanted an operand of f32, f16 or bf16, \[E, N\]: a vector for each group",
+    ),
+    "a bias that is computed": (
+        lambda x, w, ends, b: F.grouped_matmul(x, w, ends, b + 1.0), WHOLE | {"b": f32[E, N]},
+        r"found a bias f32\[E, N\] that is computed; wanted an operand",
+    ),
+    "a bias of whole numbers": (
+        lambda x, w, ends, b: F.grouped_matmul(x, w, ends, b), WHOLE | {"b": i32[E, N]}, r"found a bias i32\[E, N\]",
+    ),
+    "a bias that is a number": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends, 1.0),  # type: ignore[arg-type]
+        WHOLE, "the bias is 1.0, not a traced value",
+    ),
     "f32": (
         lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": f32[T, K], "w": f32[E, K, N]},
         "found factors of f32; wanted f16 or bf16",
@@ -161,3 +184,7 @@ def test_what_has_more_axes_is_refused() -> None:
 
     with pytest.raises(NoPlan, match="has rows of one axis, and meets what has more"):
         candidates(more.graph, A100).need()
+
+
+def test_a_bias_is_no_scale() -> None:
+    assert not any("scaled" in line for line in fusegen.plan(grouped.gated_biased, A100, tuned=False).rounding)

@@ -61,7 +61,8 @@ def check(graph: Graph, rtol: float = 2e-4) -> None:
 def test_every_op_has_its_text() -> None:
     without = {"philox"}  # torch's generator is another one
     assert set(TEXTS) | without == {op.name for op in PRIMITIVES} | {
-        "scatter", "transpose", "matmul", "matmul_tf32", "grouped_matmul"
+        "scatter", "transpose", "matmul", "matmul_tf32", "grouped_matmul",
+        "add_group_rows",
     }  # fmt: skip
 
 
@@ -196,6 +197,7 @@ def test_grouped_products_are_torchs_own() -> None:
     for found, line in (
         (grouped.plain, "F.grouped_mm(x, w_T, offs=ends)"),
         (grouped.weighed, "F.grouped_mm(silu_times_y, w_T"),
+        (grouped.biased, "F.pad(bias, (0, 0, 0, 1))[torch.searchsorted("),
     ):
         graph = found.at(T=20, N=16, K=24, E=4).graph
         assert line in torch_source(graph), torch_source(graph)

@@ -157,14 +157,14 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
         """Copies begin at the first slice of another tile."""
         starts = [line for f in factors for line in f["starts"]]
         indices = {index for own in self.owns for index, _ in own.factor.batch}
-        return [*self.unpacked(indices), self.rows_here(""), *self.sides(), *starts]
+        return [*self.unpacked(indices, made=False), self.rows_here(""), *self.sides(), *starts]
 
-    def unpacked(self, indices: set[str]) -> list[str]:
-        """A tile's place, with the `indices` of its product that are asked for."""
+    def unpacked(self, indices: set[str], made: bool) -> list[str]:
+        """A tile's place, with the `indices` of its product that are asked for; `made`: to make what comes of it."""
         used = [dim.index for dim in self.plan.row_dims[:-1] if dim.index in indices]
         segment = ["const long long segment_end = at.segment_end;"] if self.plan.segments else []
         segment += ["const int segment = at.segment;"] if SEGMENT in indices else []
-        segment += [f"const bool {OF_GROUP} = at.{OF_GROUP};"] if self.plan.segments and SEGMENT not in indices else []
+        segment += [f"const bool {OF_GROUP} = at.{OF_GROUP};"] if self.plan.segments and made else []
         return [
             "const Place at = place_of(tile);",
             "const long long row0 = at.row0;",
@@ -173,6 +173,12 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             *self.output_group_place(),
             *(f"const long long {index} = at.{index};" for index in used),
         ]
+
+    @property
+    def read_by(self) -> set[str]:
+        """The indices by which the epilogue finds what it reads and writes."""
+        by_group = any(access.group_axis is not None and not access.right for access in self.plan.accesses)
+        return {dim.index for dim in self.plan.row_dims[:-1]} | ({SEGMENT} if by_group else set())
 
     def by_output_group(self, texts: list[str]) -> str:
         """Each output group's own text, by its number."""
@@ -234,7 +240,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "tile_place": self.tile_lines(),
             "needed_when": OF_GROUP if plan.segments and not statistics else "",
             "aim": self.aim(factors) if tile.persistent else [],
-            "tile_at": self.unpacked({dim.index for dim in plan.row_dims[:-1]}) if tile.persistent else [],
+            "tile_at": self.unpacked(self.read_by, made=True) if tile.persistent else [],
             "all_tiles": "tiles_here" if len(plan.row_dims) > 1 else self.tiles,
             "ring_offset": " + k_group * (stages * slice_elements)" if tile.slice_k > 1 else "",
             "slice_at": slice_at,

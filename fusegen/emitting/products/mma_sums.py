@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fusegen.emitting.body import Element, element_lines
+from fusegen.emitting.body import Element, element_lines, where_found
 from fusegen.emitting.dialect import UNROLL, all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.emitting.products.reduced import asked, kept, part_words, row_part, taken, updated
@@ -339,10 +339,13 @@ class SumSpeller(GemmWords):
             if r.results[0] in wanted
         ]  # fmt: skip
         loads = [
-            self.define(load.value, load.dtype, self.to_value(load.access.dtype, f"*({self.at(load.access)})"))
+            self.define(load.value, load.dtype, where_found(load, self.row_value(load), self))
             for load in part.row_loads
         ]
         return [*sums, *loads, *self.statements(part.row_body)]
+
+    def row_value(self, load: Load) -> str:
+        return self.to_value(load.access.dtype, f"*({self.at(load.access)})")
 
     def reduced_step(self, output_group: OutputGroup, place: int, number: str) -> Mapping[str, Any]:
         steps = output_group.steps

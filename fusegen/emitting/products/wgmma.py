@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fusegen.emitting.body import Element, element_lines
+from fusegen.emitting.body import Element, element_lines, where_found
 from fusegen.emitting.dialect import VALUE_TYPES, ZEROS, all_of
 from fusegen.emitting.hopper import box_functions, constraint_of, wgmma
 from fusegen.emitting.products.reduced import asked, kept, part_words, taken, updated
@@ -270,7 +270,7 @@ class WgmmaSpeller(StoreSpeller):
         found = self.plan.prologue
         lines = [f"const float {r.results[0]} = {self.whole(r)}[r8];" for r in (found.reductions if found else ())]
         for load in output_group.row_loads:
-            text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
+            text = where_found(load, self.to_value(load.access.dtype, f"*({self.at(load.access)})"), self)
             text = f"{self.inside_row} ? {text} : {ZEROS[load.dtype]}"
             lines.append(self.define(load.value, load.dtype, text))
         return lines + self.statements(output_group.row_body)

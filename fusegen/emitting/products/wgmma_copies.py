@@ -8,6 +8,7 @@ from typing import Any
 from fusegen.emitting.dialect import all_of, choice
 from fusegen.emitting.products.words import OF_GROUP, ProductWords
 from fusegen.planner.model import Access, Load
+from fusegen.planner.products.mma_operands import SEGMENT
 from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
     LINE_ELEMENTS,
@@ -19,6 +20,8 @@ from fusegen.planner.tile import LINE_BYTES
 
 class CopySpeller(ProductWords):
     """The words of one plan's copies."""
+
+    own_group, has_group = f"at.{SEGMENT}", f"at.{OF_GROUP}"
 
     def __init__(self, plan: WgmmaPlan) -> None:
         super().__init__(plan)

@@ -9,6 +9,7 @@ from fusegen.language.types import DType
 from fusegen.planner.model import Access
 from fusegen.planner.pieces import stride_name
 from fusegen.planner.products.gemm import GemmPlan
+from fusegen.planner.products.mma_operands import SEGMENT
 from fusegen.planner.products.wgmma import WgmmaPlan
 
 OF_GROUP = "of_group"  # of grouped products: are the tile's rows those of a group?
@@ -25,6 +26,8 @@ class TilePlace:
 
 class ProductWords(Dialect):
     """The small texts of one plan in one dialect."""
+
+    own_group, has_group = SEGMENT, OF_GROUP  # the kernel's names of a tile's group, and of whether it has one
 
     def __init__(self, plan: GemmPlan | WgmmaPlan) -> None:
         super().__init__(plan.target.spelling)
@@ -47,6 +50,7 @@ class ProductWords(Dialect):
     def at(self, access: Access, *last: str, row: str = "row") -> str:
         """Where the tensor's row `row` begins, and then `last`."""
         terms = [f"{self.index(dim, row)} * {stride_name(access, self.dims, dim)}" for dim in access.strided]
+        terms += [f"{self.own_group} * {access.name}_group"] * (access.group_axis is not None)
         return " + ".join([self.pointers[access.tensor], *terms, *last])
 
     def moving(self, what: str, access: Access) -> str:

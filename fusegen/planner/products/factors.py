@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fusegen.language.graph import Graph, Node, Tensor, factor_kind, once_per_graph
-from fusegen.language.products import Split, Unsplittable, split
+from fusegen.language.products import Split, Unsplittable, group_vectors, split
 from fusegen.language.types import DType, size_of
 from fusegen.planner.model import Access, Layout, Param, RowDim
 from fusegen.planner.pieces import VECTOR_BYTES, named_dims, params_of, stride_name
@@ -139,6 +139,8 @@ def axis_of(graph: Graph, use: Use, axis: int) -> int | None:
     """The tensor's own axis, counted from the right, that moves along `axis` of the chain's leading ones; None where
     the tensor is the same all along it."""
     rank = len(graph.shape)
+    if use.place == "tile" and use.tensor.node in group_vectors(graph):
+        return None
     own = axis - rank
     if axis == rank - 2 and use.place != "tile":
         return use.mn_axis if use.place in ("left", "left scale") else None
@@ -215,11 +217,18 @@ def access_of(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, use: Use, 
         vector_bytes=tensor.dtype.bytes if narrow else vector * tensor.dtype.bytes,
         line=line,
         ld_axis=ld_axis,
-        group_axis=-3 if use.place == "right" and graph.products[0].ends else None,
+        group_axis=group_axis(graph, use),
         axes=tuple(own for _, own in moving) if use.place != "tile" else (),
         right=use.place == "right",
         transposable=tensor.name in transposable(graph),
     )
+
+
+def group_axis(graph: Graph, use: Use) -> int | None:
+    """The axis of a grouped product's right factor, and of its bias, that counts groups."""
+    if use.place == "right" and graph.products[0].ends:
+        return -3
+    return -2 if use.place == "tile" and use.tensor.node in group_vectors(graph) else None
 
 
 def product_params(graph: Graph, dims: tuple[RowDim, ...], accesses: Iterable[Access]) -> tuple[Param, ...]:

@@ -177,7 +177,7 @@ def within(graph: Graph, *roots: Node, without: Iterable[Node] = ()) -> set[Node
     found = set(roots)
     for node in reversed(graph.nodes):
         if node in found and node.op.kind not in (Kind.PRODUCT, Kind.REDUCE, Kind.INPUT) and node not in stop:
-            found.update(node.inputs)
+            found.update(node.inputs[:2] if node.op.kind is Kind.BIAS else node.inputs)
     return found
 
 

@@ -132,7 +132,7 @@ def operations(graph: Graph) -> tuple[int, int]:
     """Flops of everything, and calls of exponentials, roots and divisions among them."""
     flops, special = product_flops(graph), 0
     for node in graph.nodes:
-        if node.op.kind not in (Kind.MAP, Kind.REDUCE) or graph.extents[node] is Extent.LAUNCH:
+        if node.op.kind not in (Kind.MAP, Kind.BIAS, Kind.REDUCE) or graph.extents[node] is Extent.LAUNCH:
             continue
         times = count(graph, node.inputs[0].shape if node.op.kind is Kind.REDUCE else node.shape)
         flops += node.op.flops * times
@@ -269,7 +269,7 @@ def scale_texts(lowered: Graph) -> tuple[str, ...]:
         node = product
         while (users := lowered.users[node]) and len(users) == 1 and users[0].operator is product.operator:
             (node,) = users
-            if node.op.name in CASTS:  # an operator's own rounding, behind which it is scaled no more
+            if node.op.name in CASTS or node.op.kind is Kind.BIAS:  # an operator's own, behind which nothing scales it
                 break
             scale = argument(node.inputs[1], lowered)
             text = scale.name if isinstance(scale, Value) else digits(scale.value)

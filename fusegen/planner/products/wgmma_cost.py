@@ -196,6 +196,6 @@ def preparing(work: WgmmaWork, parts: Split, each: float) -> float:
 
 def slots(work: WgmmaWork, nodes: Iterable[Node]) -> float:
     """Issue slots that `nodes` take for one element."""
-    listed = [n for n in nodes if n.op.kind is Kind.MAP and work.hoisted.extents[n] is Extent.ELEMENT]
+    listed = [n for n in nodes if n.op.kind in (Kind.MAP, Kind.BIAS) and work.hoisted.extents[n] is Extent.ELEMENT]
     special = sum(SPECIAL_SLOTS / 4 for n in listed if n.op.flops >= 4)
     return sum(n.op.issued for n in listed) + special

@@ -26,7 +26,7 @@ from typing import Literal, get_args
 from fusegen.language.block_products import BLOCK
 from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor
 from fusegen.language.naming import entry_name, value_names
-from fusegen.language.products import Split
+from fusegen.language.products import Split, group_vectors
 from fusegen.language.types import bf16, f16, f32, size_of, tf32
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, NotFor
@@ -551,6 +551,7 @@ def by_quads(graph: Graph, use: Use, width: int) -> bool:
 def brought(graph: Graph, use: Use, width: int) -> bool:
     """Does it come by tensor copies, though it is no factor? The same holds; and every row has its own."""
     alike = use.tensor.shape == graph.shape and not any(use.tensor is t for t in graph.outputs)
+    alike = alike and use.tensor.node not in group_vectors(graph)
     return alike and use.place == "tile" and use.tensor.dtype in (f16, bf16) and width == VECTOR_COLS
 
 

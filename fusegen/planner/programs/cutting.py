@@ -12,7 +12,8 @@ from fusegen.language.trace import OPS
 from fusegen.language.types import DType, TensorType, f32, size_of
 from fusegen.planner.programs.model import Stored
 
-WORTH_STORING = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.PRODUCT, Kind.SELECT, Kind.GATHER, Kind.SCATTER)
+WORTH_STORING = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.PRODUCT, Kind.BIAS, Kind.SELECT, Kind.GATHER,
+                 Kind.SCATTER)  # fmt: skip
 
 
 @once_per_graph
@@ -23,7 +24,8 @@ def candidates(graph: Graph) -> tuple[Node, ...]:
     for node in graph.nodes:
         if node.op.kind is Kind.PRODUCT:
             computed = [a for a in node.inputs if not plain(a)]
-            wanted.update((node, *computed, *map(shown_by, computed)))
+            biased = [user for user in graph.users[node] if user.op.kind is Kind.BIAS]
+            wanted.update((*(biased or [node]), *computed, *map(shown_by, computed)))
         elif node.op.kind in (Kind.REDUCE, Kind.SCAN, Kind.SELECT, Kind.GATHER):
             wanted.update((node, node.inputs[0]))
         elif node.op.kind is Kind.SCATTER:

@@ -277,6 +277,10 @@ class Lowering:
             return self.elementwise(node, view, full)
         if kind in (Kind.GROUP, Kind.SPREAD):
             return self.of_groups(node, view)
+        if kind is Kind.BIAS and not view.is_identity:
+            raise NotOneStep(node, f"{node.operator}: a view takes the rows and columns of a product otherwise")
+        if kind is Kind.BIAS:
+            return replace(node, inputs=tuple(self.seen(a, View.identity(a.shape)) for a in node.inputs))
         if node.over:
             return self.columns(node, view)
         if kind is Kind.REDUCE:
