@@ -132,6 +132,35 @@ ALL: tuple[Chain, ...] = (
 )  # fmt: skip
 
 
+# ---- rows that one warp has no room for the sums of
+
+
+@chain(B=2, S=40, T=150, D=288, E=320)
+def long_rows(q: bf16[B, S, D], k: bf16[B, T, D], v: bf16[B, T, E]) -> tuple[bf16[B, S, E], f32[B, S, 1]]:
+    s = F.causal(q @ k.mT * 0.0625, 60)
+    return F.softmax(s) @ v, F.logsumexp(s)
+
+
+@chain(B=2, S=40, T=150, D=288)
+def latent(q: bf16[B, S, D], k: bf16[B, T, D], start: i32[B, S, 1]) -> bf16[B, S, D]:
+    """Keys that are the values too; each row has an end of its own."""
+    s = q @ k.mT * 0.0625
+    return F.softmax(F.where(F.col_index(s) >= start, s, -inf)) @ k
+
+
+@chain(B=1, S=20, T=70, D=32, E=288)
+def long_values(
+    q: f16[B, S, D], k: f16[B, T, D], v: f16[B, T, E], bias: f32[S, T], gate: f16[B, S, E], sink: f32[B, 1, 1],
+) -> f16[B, S, E]:  # fmt: skip
+    s = q @ k.mT * 0.25 + bias
+    top = F.maximum(F.max(s), sink)
+    e = F.exp(s - top)
+    return e @ v / (F.sum(e) + F.exp(sink - top)) * F.sigmoid(gate)
+
+
+WIDE: tuple[Chain, ...] = (long_rows, latent, long_values)
+
+
 # ---- what the rule refuses, and a part of what it says
 
 
@@ -172,7 +201,7 @@ REFUSED: tuple[tuple[Chain, str], ...] = (
     (weights_too, "has a value for each key"),
     (not_linear, "square at .* is not the softmax's exponentials times something"),
     (across, r"takes rows of queries and rows of keys, q @ k.mT"),
-    (uneven, "in eights and up to 256"),
+    (uneven, "takes them in eights: pad them"),
 )
 
 
@@ -184,8 +213,9 @@ def attention_plans(spec: Chain, on: str | Target, layout: Layout = CONTIGUOUS, 
 
 
 def plan_for(spec: Chain, on: str | Target, tile: str = "", layout: Layout = CONTIGUOUS, **sizes: int) -> AttentionPlan:
-    """The first candidate whose configuration begins with `tile`, as `64x32`."""
+    """The first candidate whose configuration begins with `tile`, as `64x32`, or `wide 64x32`."""
     plans = attention_plans(spec, on, layout, **sizes)
-    fitting = [plan for plan in plans if plan.configuration.startswith(f"attention {tile}")]
+    begins = (f"attention {tile}", f"attention_{tile}") if tile else "attention"
+    fitting = [plan for plan in plans if plan.configuration.startswith(begins)]
     assert fitting, f"no candidate for {spec.name} at {sizes} on {on} of {tile}"
     return fitting[0]

@@ -76,7 +76,7 @@ def layout_text(layout: Layout, graph: Graph) -> str:
     tensors = (*graph.inputs, *graph.outputs)
     for word, names in (
         ("unaligned", layout.unaligned), ("turned", layout.transposed), ("apart", layout.apart),
-        ("woven", layout.woven),
+        ("woven", layout.woven), ("within", frozenset(part for part, _ in layout.within)),
     ):  # fmt: skip
         if numbers := [str(number) for number, t in enumerate(tensors) if t.name in names]:
             parts.append(f"{word}={','.join(numbers)}")

@@ -81,6 +81,7 @@ def speller(plan: Plan) -> Spelling:
     from fusegen.planner.attention.weights import WeightsPlan
     from fusegen.planner.attention.weights_wgmma import WgmmaWeightsPlan
     from fusegen.planner.attention.wgmma import WgmmaAttentionPlan
+    from fusegen.planner.attention.wide import WideAttentionPlan
     from fusegen.planner.products.gemm import GemmPlan
     from fusegen.planner.products.wgmma import WgmmaPlan
 
@@ -88,6 +89,10 @@ def speller(plan: Plan) -> Spelling:
         from fusegen.emitting.attention.wgmma import WgmmaAttentionSpeller
 
         return WgmmaAttentionSpeller(plan)
+    if isinstance(plan, WideAttentionPlan):
+        from fusegen.emitting.attention.wide import WideAttentionSpeller
+
+        return WideAttentionSpeller(plan)
     if isinstance(plan, AttentionPlan):
         from fusegen.emitting.attention.spelling import AttentionSpeller
 

@@ -107,7 +107,8 @@ ATTENTION_FRAME = frozenset(
     values_at values_empty values_full values_lie values_ring weigh weights read_ahead stages warpgroup role tiles
     parity staging staging_at barriers_at line_bytes first_keys end_keys free_first_keys free_end_keys
     page key_page key_pages value_page value_pages page_of_keys pages_of_keys page_of_values
-    pages_of_values""".split()  # noqa: SIM905
+    pages_of_values beside warp_keys warp_key warp_columns weights_pitch weights_at weights_to weights_lane weights_part
+    told told_at columns_at_once first_col side tile_key put_four load_down Pitch sum""".split()  # noqa: SIM905
 )
 # the same of templates for the softmax of a product's rows
 WEIGHTS_FRAME = frozenset(
@@ -151,7 +152,7 @@ RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's ow
 MACROS = "SIMT_"  # the start of the names of the emulator's macros
 VALUE_SUFFIXES = ("_masked", "_last", "_kept", "_part", "_part_values", "_all", "_here")
 COLUMN_SUFFIXES = ("_turn",)
-ATTENTION_SUFFIXES = ("_pitch", "_keys")
+ATTENTION_SUFFIXES = ("_pitch", "_keys", "_chunks")
 WEIGHTS_SUFFIXES = ("_rows", "_masked", "_staging")
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
 

@@ -254,9 +254,11 @@ def factor_of(graph: Graph, node: Node, dtype: DType) -> Factor:
         scaled = Scaled(codes.codes.packed or tensor.dtype, scales, zeros, zero, codes.group)
         return Factor(node, dtype, tensor, True, (), (tensor,), (), scaled)
     if plain(node):
-        source = node.inputs[0] if node.op.kind is Kind.TRANSPOSE else node
+        source = node
+        while source.op.kind in (Kind.TRANSPOSE, Kind.VIEW):
+            (source,) = source.inputs
         tensor = graph.tensor_of[source]
-        return Factor(node, dtype, tensor, source is not node, (), (tensor,), ())
+        return Factor(node, dtype, tensor, node.op.kind is Kind.TRANSPOSE, (), (tensor,), ())
     return Factor(node, dtype, None, False, *made_of(graph, node))
 
 

@@ -82,6 +82,7 @@ RULES: Mapping[str, Rule] = {
     "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "topk_small_k": small_k, "topk_large_k": large_k,
     "columns": for_columns, "row_parts": for_parts, "attention": for_attention("attention", "rule"),
     "attention_wgmma": for_attention("attention_wgmma", "wgmma_rule"),
+    "attention_wide": for_attention("attention_wide", "wide_rule"),
     "gemm": for_products("gemm", "mma_rule"), "wgmma": for_products("wgmma", "wgmma_rule"),
     "weights": for_weights("weights", "weights_rule"),
     "weights_wgmma": for_weights("weights_wgmma", "weights_wgmma"),

@@ -25,7 +25,8 @@ class Layout:
     not next to each other, as those of every other column; they move one element at a time, by a stride of their own.
     `in_place`: outputs that are written over an operand, (output, operand), which has the same memory and strides.
     `interleaved`: tensors, several each time, that are every second (third ...) element of one array, in order: what
-    lies next to each other there is one element of each, and they move together.
+    lies next to each other there is one element of each, and they move together. `within`: operands that are the first
+    columns of another one's rows, (those columns, the rows), in the same memory.
     """
 
     split: bool = False
@@ -34,6 +35,7 @@ class Layout:
     apart: frozenset[str] = frozenset()
     in_place: frozenset[tuple[str, str]] = frozenset()
     interleaved: frozenset[tuple[str, ...]] = frozenset()
+    within: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def woven(self) -> frozenset[str]:

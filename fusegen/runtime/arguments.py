@@ -386,7 +386,15 @@ def layout_needed(plan: Plan, views: Views, in_place: Pairs = frozenset()) -> La
         if loose & set(names) or not by_turns([views[name] for name in names if name in views]):
             kept = layout.interleaved - {names}
             return replace(layout, interleaved=kept, apart=layout.apart | set(names))
-    return replace(layout, unaligned=layout.unaligned | loose)
+    apart = frozenset(pair for pair in layout.within if not begin_together(*(views[n] for n in pair if n in views)))
+    return replace(layout, unaligned=layout.unaligned | loose, within=layout.within - apart)
+
+
+def begin_together(part: ArrayView, whole: ArrayView) -> bool:
+    """Are the rows of `part` the first columns of those of `whole`, in the same memory?"""
+    moving = [axis for axis, size in enumerate(part.shape) if size > 1]
+    alike = all(part.strides[axis] == whole.strides[axis] for axis in moving)
+    return part.address == whole.address and part.shape[:-1] == whole.shape[:-1] and alike
 
 
 def by_turns(views: Sequence[ArrayView]) -> bool:

@@ -126,6 +126,8 @@ class Kernel(Called):
     def prepared(self, *given: Any) -> Prepared:
         """Raises ArgumentError for a step of a program whose operands are parts of one array: which of its elements
         they are is the program's to say, and no record of a call's addresses."""
+        if within := " and ".join(f"{part} as columns of {whole}" for part, whole in sorted(self.plan.layout.within)):
+            raise ArgumentError(f"{self.name} takes {within}: call its program")
         if self.plan.layout.interleaved:
             names = "; ".join(" and ".join(group) for group in sorted(self.plan.layout.interleaved))
             raise ArgumentError(f"{self.name} takes elements of one array by turns, {names}: call its program")
@@ -233,4 +235,5 @@ def layout_text(layout: Layout) -> str:
     if layout.apart:
         parts.append(f"elements of rows apart in {' and '.join(sorted(layout.apart))}")
     parts += [f"{' and '.join(names)} interleaved" for names in sorted(layout.interleaved)]
+    parts += [f"{part} the first columns of {whole}" for part, whole in sorted(layout.within)]
     return ", ".join(parts) or "contiguous arrays"

@@ -439,6 +439,7 @@ def test_refusals_speak_the_users_words() -> None:
         "row_parts",
         "attention",
         "attention_wgmma",
+        "attention_wide",
     ]
     rules += ["gemm", "wgmma", "weights", "weights_wgmma"]
     assert [r.rule for r in found.refusals] == rules

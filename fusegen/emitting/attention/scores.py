@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusegen.emitting.attention.words import ScoresWords
+from fusegen.emitting.attention.words import FEW_KEYS, ScoresWords
 from fusegen.emitting.dialect import all_of
 from fusegen.planner.attention.parts import CHUNK, Matrix, Pages
 from fusegen.planner.model import Access
@@ -27,7 +27,7 @@ class ScoresSpeller(ScoresWords):
         lines behind the one before it, and its address differs by what is the same for all threads."""
         plan, name, last = self.plan, m.name, len(self.dims) - 1
         beside = m.padded // CHUNK
-        chunks = m.lines * beside
+        chunks, across = m.lines * beside, self.chunks_of(m)
         strides = [i for i in m.access.strided if not (rows and i == last)]
         base = self.pointers[m.access.tensor] + "".join(
             f" + {self.dims[i].index} * {stride_name(m.access, self.dims, i)}" for i in strides
@@ -43,7 +43,7 @@ class ScoresSpeller(ScoresWords):
             own = f" + {line} * {ld}" if ld and not pages else ""
             further = f" + v * {jump}" if passes > 1 else ""
             declares = [
-                f"const int {line} = threadIdx.x / {beside}, {col} = threadIdx.x % {beside} * {CHUNK};",
+                f"const int {line} = threadIdx.x / {across}, {col} = threadIdx.x % {across} * {CHUNK};",
                 f"const {self.element}* const {name}_from = {base}{own} + {col};",
             ]
             first = (f"(key0{further})" if further else "key0") if not rows else further.removeprefix(" + ")
@@ -57,7 +57,7 @@ class ScoresSpeller(ScoresWords):
             declares = [f"const {self.element}* const {name}_from = {base};"]
             lines = (
                 f"const int chunk = {'v * threads + ' if passes > 1 else ''}threadIdx.x, "
-                f"line = chunk / {beside}, at = chunk % {beside} * {CHUNK};"
+                f"line = chunk / {across}, at = chunk % {across} * {CHUNK};"
             )
             source = f"{name}_from" + (f" + {'line' if rows else '(key0 + line)'} * {ld}" if ld else "") + " + at"
             line = at = "line"
@@ -95,6 +95,11 @@ class ScoresSpeller(ScoresWords):
             "place": place,
             "to": to,
         }
+
+    def chunks_of(self, m: Matrix) -> str:
+        """How many 16 bytes a line has: by name where they are many."""
+        count = m.padded // CHUNK
+        return f"{m.name}_chunks" if count > FEW_KEYS else str(count)
 
     def page_of(self, m: Matrix, line: str, guard: str) -> tuple[list[str], str, list[str]]:
         """The lines that find the page of a tile's line, where it lies there, and the tests whether it does. `guard`

@@ -29,12 +29,26 @@ class AttentionSpeller(ScoresSpeller):
     def bodies(self) -> tuple[Body, ...]:
         return self.plan.tested, self.plan.free, self.plan.weight
 
+    def values(self) -> Mapping[str, Any]:
+        """How a thread brings its 16 bytes of each line of values."""
+        return self.matrix(self.plan.value, False)
+
     # ---- behind the sums
+
+    @property
+    def columns_at_once(self) -> int:
+        """Of a row of sums that are in shared memory."""
+        return self.plan.value.columns
+
+    @property
+    def place_of_sums(self) -> str:
+        """Where the sums of column `col` of row m lie there."""
+        return "m * sums_stride + col"
 
     def behind(self) -> Mapping[str, Any]:
         plan, behind = self.plan, self.plan.behind
         vector = behind.vector
-        per_row = plan.value.columns // vector
+        per_row = self.columns_at_once // vector
         places = plan.tile.rows * per_row
         at = "v * threads + threadIdx.x" if places > plan.threads else "threadIdx.x"
         row: list[str] = []
@@ -58,10 +72,10 @@ class AttentionSpeller(ScoresSpeller):
         if vector > 1 and behind.stores:
             self.functions.add("load")
             row.append(
-                f"const Vec<float, {vector}> {behind.sums}_total = load<{vector}>(row_sums + m * sums_stride + col);"
+                f"const Vec<float, {vector}> {behind.sums}_total = load<{vector}>(row_sums + {self.place_of_sums});"
             )
         elif behind.stores:
-            row.append(f"const Vec<float, 1> {behind.sums}_total = {{row_sums[m * sums_stride + col]}};")
+            row.append(f"const Vec<float, 1> {behind.sums}_total = {{row_sums[{self.place_of_sums}]}};")
         body = [f"const float {behind.sums} = {behind.sums}_total.at[j]{' * brought' if behind.pivot else ''};"]
 
         def read(load: Load) -> str:
@@ -109,9 +123,9 @@ class AttentionSpeller(ScoresSpeller):
     def context(self) -> dict[str, Any]:
         plan, atom = self.plan, self.plan.atom
         mma = atom.kind == "mma"
-        self.functions.update(("larger", "power_of_2", "partner"))
+        self.functions.update(("larger", "power_of_2", "partner", "rounded"))
         self.constants.add("INFINITY")
-        query, key, value = self.matrix(plan.query, True), self.matrix(plan.key, False), self.matrix(plan.value, False)
+        query, key, value = self.matrix(plan.query, True), self.matrix(plan.key, False), self.values()
         tested = self.element_lines(plan.tested, f"{self.scores}[n][i]")
         free = self.element_lines(plan.free, f"{self.scores}[n][i]") if plan.tests else tested
         weight = self.element_lines(plan.weight, "power") if plan.weight.body else []
@@ -162,6 +176,7 @@ class AttentionSpeller(ScoresSpeller):
             "slot_row": self.slot_row,
             "slot_steps": self.slot_steps,
             "scores": self.scores,
+            "whose_keys": "the tile's keys",
             "sums": self.sums,
             "across": across,
             "depth_steps": plan.query.padded // atom.k,

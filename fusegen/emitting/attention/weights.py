@@ -268,6 +268,7 @@ class WeightsSpeller(WrittenWords):
             "slot_row": self.slot_row,
             "slot_steps": self.slot_steps,
             "scores": self.scores,
+            "whose_keys": "the tile's keys",
             "across": plan.tile.keys // atom.cols,
             "depth_steps": plan.query.padded // atom.k,
             "accumulators": atom.accumulators,

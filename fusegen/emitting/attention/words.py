@@ -19,6 +19,8 @@ FEW_KEYS = 64  # numbers of keys up to this one need no name
 class ScoresWords(Dialect):
     """What every kernel over tiles of scores says of one plan."""
 
+    keys_at_once = "tile_keys"  # whose scores a warp makes, from key0 on
+
     def __init__(self, plan: ScoresPlan) -> None:
         super().__init__(plan.target.spelling)
         self.plan = plan
@@ -285,9 +287,9 @@ class ScoresWords(Dialect):
         ends = self.plan.ends
         tests = ["key0 >= free_first"] if ends.free_first is not None else []
         if ends.free_end is not None:
-            tests.append("key0 + tile_keys <= free_end")
+            tests.append(f"key0 + {self.keys_at_once} <= free_end")
         elif self.plan.ragged:
-            tests.append("key0 + tile_keys <= keys")
+            tests.append(f"key0 + {self.keys_at_once} <= keys")
         return all_of(*tests)
 
     def row_arrays(self) -> list[str]:

@@ -33,6 +33,7 @@ from fusegen.language.types import DType, Size, f32, size_of
 from fusegen.planner.rewrites import hoist_scales
 
 EXPONENTIALS = ("exp", "exp2")
+MOST_DEPTH = 256  # numbers of a key or a value, of which a warp has the sums of 16 rows
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -153,6 +154,11 @@ def is_attention(graph: Graph) -> bool:
         return False
     first, second = graph.products
     return first in set(behind(second.inputs))
+
+
+def is_wide(found: Recognized) -> bool:
+    """Has a key or a value more numbers than a warp's registers have room for sums of?"""
+    return any(size_of(size, found.lowered.sizes) > MOST_DEPTH for size in (found.depth, found.width))
 
 
 @once_per_graph

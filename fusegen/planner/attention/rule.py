@@ -36,7 +36,7 @@ from fusegen.planner.attention.parts import (
     Matrix,
     shared_bytes,
 )
-from fusegen.planner.attention.recognition import Recognized, is_attention, of_row, recognized
+from fusegen.planner.attention.recognition import MOST_DEPTH, Recognized, is_attention, is_wide, of_row, recognized
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, NotFor, need_countable
 from fusegen.planner.model import Access, Cost, Layout, Store
@@ -53,18 +53,14 @@ TILES = (
 # and by way of registers, one stage of 32 KiB, so that a second block fits
 WAVES = ((64, 64, 4, 1), (128, 64, 8, 1), (64, 32, 4, 1), (32, 32, 2, 1), (16, 32, 1, 1))
 HELD_DEPTH = 128  # numbers of a query whose fragments stay in registers: 32 of these at most
-MOST_DEPTH = 256
 SPARE_REGISTERS = 7  # that estimates are off by: ALiBi at 128 x 128 x 128, expected to take 252, spilled
 
 
 def attention(graph: Graph, target: Target, layout: Layout) -> Iterator[AttentionPlan]:
     """Every tile that fits the target."""
     found = checked(graph)
-    atom = next((a for a in target.chained if a.factors is found.dtype), None)
-    if atom is None:
-        raise NoMatch(
-            f"{target.arch} has no instruction whose sums go on as the next product's factor of {found.dtype}"
-        )
+    atom = chained(target, found)
+    need_narrow(found)
     keys, depth = (size_of(size, graph.sizes) for size in (found.keys, found.depth))
     mask = mask_of(found)
     for rows, tile_keys, warps, stages in TILES if target.async_copies else WAVES:
@@ -76,6 +72,16 @@ def attention(graph: Graph, target: Target, layout: Layout) -> Iterator[Attentio
             made = candidate(graph, found, mask, target, layout, replace(tile, held=False, ahead=False), atom)
         if made is not None:
             yield made
+
+
+def chained(target: Target, found: Recognized) -> Atom:
+    """The instruction whose sums lie as a left factor does. Raises NoMatch for a target that has none."""
+    atom = next((a for a in target.chained if a.factors is found.dtype), None)
+    if atom is None:
+        raise NoMatch(
+            f"{target.arch} has no instruction whose sums go on as the next product's factor of {found.dtype}"
+        )
+    return atom
 
 
 def deals(tile: AttentionTile, found: Recognized) -> bool:
@@ -94,11 +100,18 @@ def checked(graph: Graph) -> Recognized:
     keys, depth, width = (size_of(size, graph.sizes) for size in (found.keys, found.depth, found.width))
     need_countable(keys)
     for what, number in (("queries and keys", depth), ("values", width)):
-        if number % CHUNK or number > MOST_DEPTH:
-            raise NoMatch(
-                f"{what} of {number} numbers each; attention keeps them in registers, in eights and up to {MOST_DEPTH}"
-            )
+        if number % CHUNK:
+            raise NoMatch(f"{what} of {number} numbers each; attention takes them in eights: pad them with zeros")
     return found
+
+
+def need_narrow(found: Recognized) -> None:
+    """Raises NoMatch for long rows."""
+    if is_wide(found):
+        depth, width = (size_of(size, found.lowered.sizes) for size in (found.depth, found.width))
+        raise NoMatch(
+            f"keys of {depth} numbers and values of {width}: a warp has registers for rows of up to {MOST_DEPTH}"
+        )
 
 
 def candidate(

@@ -20,7 +20,7 @@ from fusegen.planner.attention.operands import (
 )
 from fusegen.planner.attention.parts import AttentionTile, ElementBody
 from fusegen.planner.attention.recognition import Recognized, inputs_of, of_row
-from fusegen.planner.attention.rule import checked, deals, dealt_text, plan_of
+from fusegen.planner.attention.rule import checked, deals, dealt_text, need_narrow, plan_of
 from fusegen.planner.attention.wgmma import (
     BOX_ROWS,
     CONSUMER_REGISTERS,
@@ -50,6 +50,7 @@ def attention_wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[Wg
     if not target.wgmma:
         raise NotFor(f"{target.arch} has no wgmma; sm_90a has")
     found = checked(graph)
+    need_narrow(found)
     atom = next(iter(target.atoms_of("warpgroup", found.dtype)), None)
     if atom is None:
         raise NoMatch(f"{target.arch} has no wgmma for factors of {found.dtype}")

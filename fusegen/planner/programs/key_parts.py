@@ -23,15 +23,17 @@ from fusegen.language.products import Unsplittable
 from fusegen.language.trace import OPS
 from fusegen.language.types import Shape, Size, TensorType, b8, f32, size_of
 from fusegen.language.views import View
-from fusegen.planner.attention.recognition import Recognized, is_attention, recognized
+from fusegen.planner.attention.recognition import Recognized, is_attention, is_wide, recognized
 from fusegen.planner.programs.column_parts import Parted, restricted
 from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
 from fusegen.planner.programs.model import Stored
 from fusegen.targets.base import Target
 
 FEW_ROWS = 64  # queries of a head, or of heads that share keys, at most: more of them are blocks enough
-# keys of a tile: for wgmma, and of 16 queries each for mma.sync and for MFMA
-WGMMA_TILES, COPIED_TILES, TILES = (128, 64), (64,), (32,)
+FEW_WIDE_ROWS = 512  # of long rows: all heads share a row of latent keys, of one token or of a few drafted ones
+WIDE_ROWS = 64  # of them in a block
+# keys of a tile: for wgmma, and of 16 queries each for mma.sync and for MFMA; and of long rows
+WGMMA_TILES, COPIED_TILES, TILES, WIDE_TILES = (128, 64), (64,), (32,), (64, 32)
 BLOCKS_AN_SM = (0.5, 1, 2, 4)
 FEW_PARTS = (2, 4)
 
@@ -40,16 +42,19 @@ def keys_parted(step: Lowered, target: Target, dealt: tuple[int, int] | None = N
     """The step as two kernels, for each tile of keys and number of parts that may be worth it, or for those `dealt`;
     none for what is no attention of few queries, or counts behind the second product."""
     graph = step.graph
-    if not is_attention(graph) or graph.deals or size_of(graph.shape[-2], graph.sizes) > FEW_ROWS:
+    if not is_attention(graph) or graph.deals or size_of(graph.shape[-2], graph.sizes) > FEW_WIDE_ROWS:
         return
     try:
         found = recognized(graph)
     except Unsplittable:
         return
+    wide = is_wide(found)
+    if size_of(graph.shape[-2], graph.sizes) > FEW_ROWS and not wide:
+        return
     behind = (*found.epilogue, *found.between(found.pivot, (found.top,)))
     if any(n.op.kind is not Kind.MAP and n.op.name != "literal" and n.op.kind is not Kind.INPUT for n in behind):
         return
-    numbers = [dealt] if dealt else numbers_of_parts(graph, size_of(found.keys, graph.sizes), target)
+    numbers = [dealt] if dealt else numbers_of_parts(graph, size_of(found.keys, graph.sizes), target, wide)
     for tile, parts in numbers:
         try:
             yield Halves(step, found, tile, parts).result()
@@ -57,11 +62,14 @@ def keys_parted(step: Lowered, target: Target, dealt: tuple[int, int] | None = N
             return
 
 
-def numbers_of_parts(graph: Graph, keys: int, target: Target) -> Iterator[tuple[int, int]]:
+def numbers_of_parts(graph: Graph, keys: int, target: Target, wide: bool = False) -> Iterator[tuple[int, int]]:
     """Keys of a tile, and parts: as many as give a GPU so many blocks for each SM, and a few; each has as many tiles as
     another or one less."""
     heads = max(1, math.prod(size_of(size, graph.sizes) for size in graph.shape[:-2]))
-    for tile in WGMMA_TILES if target.wgmma else COPIED_TILES if target.async_copies else TILES:
+    if wide:
+        heads *= -(-max(1, size_of(graph.shape[-2], graph.sizes)) // WIDE_ROWS)
+    narrow = WGMMA_TILES if target.wgmma else COPIED_TILES if target.async_copies else TILES
+    for tile in WIDE_TILES if wide else narrow:
         count = -(-keys // tile)
         wanted = {*FEW_PARTS, *(int(target.sms * blocks / heads) for blocks in BLOCKS_AN_SM)}
         for parts in sorted({-(-count // -(-count // parts)) for parts in wanted if 1 < parts <= count}):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from fusegen.language.graph import Tensor
+from fusegen.language.graph import Tensor, behind
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import Shape, size_of
 from fusegen.planner.model import Layout
@@ -40,6 +41,25 @@ def interleaved(step: Lowered, layout: Layout, sizes: Mapping[str, int]) -> Layo
     }
     woven = frozenset(name for names in found for name in names)
     return replace(layout, interleaved=frozenset(found), apart=layout.apart - woven)
+
+
+def within(step: Lowered, layout: Layout, sizes: Mapping[str, int]) -> Layout:
+    """The layout with factors of products that are the first columns of another one's rows as such."""
+    tensors = step.graph.tensor_of
+    factors = [f for product in step.graph.products for f in product.factors]
+    names = {tensors[n].name for n in behind(factors) if n in tensors}
+    bounds = [b for b in step.bounds if b.tensor in names and b.view.shape]
+    return replace(layout, within=frozenset(
+        (part.tensor, whole.tensor) for part, whole in itertools.permutations(bounds, 2) if begins(part, whole, sizes)
+    ))  # fmt: skip
+
+
+def begins(part: Bound, whole: Bound, sizes: Mapping[str, int]) -> bool:
+    """Are the rows of `part` the first columns of those of `whole`?"""
+    *_, columns = part.view.shape
+    longer = size_of(columns, sizes) < size_of(whole.view.shape[-1], sizes)
+    wanted = replace(whole.view, shape=(*whole.view.shape[:-1], columns))
+    return longer and part.base == whole.base and part.view == wanted
 
 
 def place_of(bound: Bound, sizes: Mapping[str, int]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

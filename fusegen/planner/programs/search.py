@@ -40,7 +40,7 @@ from fusegen.planner.programs.kept import Outcome, remembered
 from fusegen.planner.programs.key_parts import keys_parted
 from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
 from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step, Stored
-from fusegen.planner.programs.parts import interleaved, layout_of, parts_of
+from fusegen.planner.programs.parts import interleaved, layout_of, parts_of, within
 from fusegen.planner.programs.product_parts import grouped
 from fusegen.targets.base import Target
 
@@ -441,7 +441,7 @@ class Search:
         return one_after_another([plan.cost.time_us for _, plan in plans], self.early_us)
 
     def plan_of(self, step: Lowered) -> Plan:
-        layout = layout_of(step, self.graph.sizes)
+        layout = within(step, layout_of(step, self.graph.sizes), self.graph.sizes)
         together = interleaved(step, layout, self.graph.sizes)
         if together != layout and (found := plans_of(step.graph, self.target, together).plans):
             return found[0]

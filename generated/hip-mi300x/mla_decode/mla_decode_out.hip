@@ -1,0 +1,188 @@
+// mla_decode_out  f32[B, H, E, 19], f32[B, H, 1, 19], f32[B, H, 1, 19] -> bf16[B, H, E, 1]  at B=8 H=128 E=512
+// out of mla_decode.
+//
+// target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
+// views    out_parts_part is out_parts as [B, H, E, 19]; top_parts_part is top_parts as [B, H, 1, 19];
+//          sum_of_exps_parts_part is sum_of_exps_parts as [B, H, 1, 19]
+// tile     2 threads a row, 64 rows a block, 3 x 4 elements a thread; top_parts_part in registers
+// traffic  41.1 MB moved, 41.1 MB ideal, 41.3 MB unfused in 2 launches
+// floor    7.7 us at 5.3 TB/s; memory-bound at 2.54 flop/B
+// rounding out to bf16 when stored; f32 between
+// needs    rows of 19 elements, next to each other
+
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// x, of which the compiler knows nothing: where it knows a row's number to be a quotient and a rest, NVRTC writes the first
+// vector of each thread value by value
+__device__ __forceinline__ long long unknown(long long x) {
+  return x;
+}
+
+// values col ... col + N - 1 of a row whose values are `stride` apart; what lies outside the row is zero
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load_apart(const T* row, long long stride, int col, int cols = 0x7fffffff) {
+  Vec<T, N> v;
+  #pragma unroll
+  for (int j = 0; j < N; ++j) v.at[j] = col + j < cols ? row[(col + j) * stride] : T{};
+  return v;
+}
+
+// the larger of two; NaN wins
+__device__ __forceinline__ float larger(float a, float b) {
+  return a > b || a != a ? a : b;
+}
+
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  return __builtin_amdgcn_exp2f(x);
+}
+
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
+}
+
+// v of the thread whose lane differs in the bits of step
+__device__ __forceinline__ float partner(float v, int step) {
+  return __shfl_xor(v, step);
+}
+
+// the largest value over the 2 threads of a row, in every one of them
+__device__ __forceinline__ float row_max(float v) {
+  v = larger(v, partner(v, 1));
+  return v;
+}
+
+// the sum over the 2 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v) {
+  v += partner(v, 1);
+  return v;
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+mla_decode_out(
+    const float* __restrict__ out_parts_part_ptr,
+    const float* __restrict__ top_parts_part_ptr,
+    const float* __restrict__ sum_of_exps_parts_part_ptr,
+    __bf16* __restrict__ out_ptr,
+    long long B_size,
+    long long H_size,
+    long long E_size,
+    long long out_parts_part_stride_B,
+    long long out_parts_part_stride_H,
+    long long out_parts_part_stride_E,
+    long long out_parts_part_stride_elements,
+    long long top_parts_part_stride_B,
+    long long top_parts_part_stride_H,
+    long long top_parts_part_stride_elements,
+    long long sum_of_exps_parts_part_stride_B,
+    long long sum_of_exps_parts_part_stride_H,
+    long long sum_of_exps_parts_part_stride_elements,
+    long long out_stride_B,
+    long long out_stride_H,
+    long long out_stride_E)
+{
+  constexpr int row_threads = 2;
+  constexpr int block_rows = 64;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 2 threads that share a row
+  const long long rows = B_size * H_size * E_size;
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
+  const long long own_row = tile * block_rows + threadIdx.x / row_threads;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
+  const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(E_size) / static_cast<unsigned>(H_size);
+  const unsigned H_at = static_cast<unsigned>(row) / static_cast<unsigned>(E_size) % static_cast<unsigned>(H_size);
+  const unsigned E_at = static_cast<unsigned>(row) % static_cast<unsigned>(E_size);
+  const float* const out_parts_part_row = out_parts_part_ptr + B_at * out_parts_part_stride_B + H_at * out_parts_part_stride_H
+      + E_at * out_parts_part_stride_E;
+  const float* const top_parts_part_row = top_parts_part_ptr + B_at * top_parts_part_stride_B + H_at * top_parts_part_stride_H;
+  const float* const sum_of_exps_parts_part_row = sum_of_exps_parts_part_ptr + B_at * sum_of_exps_parts_part_stride_B
+      + H_at * sum_of_exps_parts_part_stride_H;
+  __bf16* const out_row = out_ptr + unknown(B_at * out_stride_B + H_at * out_stride_H + E_at * out_stride_E);
+  Vec<float, 4> top_parts_part_vec[3];
+
+  // pass 1 of 2: read top_parts_part; keep top_parts_part; top = max(top_parts_part)
+  float top_part = -INFINITY;
+  #pragma unroll
+  for (int v = 0; v < 3; ++v) {
+    const int col = (v * row_threads + lane) * 4;
+    if (v < 2 || col < 19) {
+      top_parts_part_vec[v] = load_apart<4>(top_parts_part_row, top_parts_part_stride_elements, col, 19);
+    }
+  }
+  #pragma unroll
+  for (int v = 0; v < 3; ++v) {
+    const int col = (v * row_threads + lane) * 4;
+    if (v < 2 || col < 19) {
+      const auto element = [&](int j) {
+        const float top_parts_part = top_parts_part_vec[v].at[j];
+        top_part = larger(top_part, top_parts_part);
+      };
+      if (v < 2) {
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) element(j);
+      } else {  // the row ends inside of this vector
+        #pragma unroll
+        for (int j = 0; j < 3; ++j) element(j);
+      }
+    }
+  }
+  const float top = row_max(top_part);
+  const bool top_is_minus_inf = top == (-INFINITY);
+  const float pivot = top_is_minus_inf ? 0.0f : top;
+
+  // pass 2 of 2: read out_parts_part, sum_of_exps_parts_part; sum_of_exps = sum(mul); sum_of_products =
+  //   sum(out_parts_part_times_exp)
+  float sum_of_exps_part = 0.0f;
+  float sum_of_products_part = 0.0f;
+  Vec<float, 4> out_parts_part_vec[3];
+  Vec<float, 4> sum_of_exps_parts_part_vec[3];
+  #pragma unroll
+  for (int v = 0; v < 3; ++v) {
+    const int col = (v * row_threads + lane) * 4;
+    if (v < 2 || col < 19) {
+      out_parts_part_vec[v] = load_apart<4>(out_parts_part_row, out_parts_part_stride_elements, col, 19);
+      sum_of_exps_parts_part_vec[v] = load_apart<4>(sum_of_exps_parts_part_row, sum_of_exps_parts_part_stride_elements, col, 19);
+    }
+  }
+  #pragma unroll
+  for (int v = 0; v < 3; ++v) {
+    const int col = (v * row_threads + lane) * 4;
+    if (v < 2 || col < 19) {
+      const auto element = [&](int j) {
+        const float out_parts_part = out_parts_part_vec[v].at[j];
+        const float top_parts_part = top_parts_part_vec[v].at[j];
+        const float sum_of_exps_parts_part = sum_of_exps_parts_part_vec[v].at[j];
+        const float top_parts_part_minus_pivot = top_parts_part - pivot;
+        const float exp_ = exponential(top_parts_part_minus_pivot);
+        const float mul = sum_of_exps_parts_part * exp_;
+        const float out_parts_part_times_exp = out_parts_part * exp_;
+        sum_of_exps_part += mul;
+        sum_of_products_part += out_parts_part_times_exp;
+      };
+      if (v < 2) {
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) element(j);
+      } else {  // the row ends inside of this vector
+        #pragma unroll
+        for (int j = 0; j < 3; ++j) element(j);
+      }
+    }
+  }
+  const float sum_of_exps = row_sum(sum_of_exps_part);
+  const float sum_of_products = row_sum(sum_of_products_part);
+  const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
+  const float one_over_sum_of_exps = 1.0f / sum_of_exps;
+  const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
+  const float sum_of_products_times_inverse_sum = sum_of_products * inverse_sum;
+  if (live && lane == 0) *out_row = static_cast<__bf16>(sum_of_products_times_inverse_sum);
+}
