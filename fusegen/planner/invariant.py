@@ -22,13 +22,16 @@ from fusegen.errors import NoPlan, SpecError
 from fusegen.language.graph import Graph, Tensor
 from fusegen.language.sizes import dims_in, unit_of
 from fusegen.language.types import Dim, f32, size_of
+from fusegen.language.views import View
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Candidates, Layout
 from fusegen.planner.orders import like, order_of
 from fusegen.planner.programs import program_instead
 from fusegen.planner.programs.dependent import dependent
 from fusegen.planner.programs.joining import joined
+from fusegen.planner.programs.lowering import Bound, Lowered
 from fusegen.planner.programs.model import Cut, ProgramPlan, Step, Stored
+from fusegen.planner.programs.parts import interleaved, layout_of
 from fusegen.targets.base import Target
 
 ROWS = (1, 16, 128, 1024, 8192, 65536)  # at which orders are compared
@@ -239,11 +242,18 @@ def parts_of(program: ProgramPlan | None, graph: Graph) -> list[Part]:
     """What the kernels of a chain are planned of at its sizes. Raises SpecError where there are no such sizes."""
     if program is None:
         return [Part(graph, CONTIGUOUS)]
-    return [Part(own_graph(step, graph.sizes), step.plan.layout) for step in program.steps]
+    return [part_of(step, graph.sizes) for step in program.steps]
 
 
-def own_graph(step: Step, sizes: Mapping[str, int]) -> Graph:
-    return step.graph.at(**{name: size_of(step.sizes.get(name, Dim(name)), sizes) for name in step.graph.sizes})
+def part_of(step: Step, sizes: Mapping[str, int]) -> Part:
+    """What a step is planned of at the chain's sizes, on which it depends how its tensors lie: axes of one have no
+    stride."""
+    graph = step.graph.at(**{name: size_of(step.sizes.get(name, Dim(name)), sizes) for name in step.graph.sizes})
+    shapes = {t.name: t.shape for t in (*graph.inputs, *graph.outputs)}
+    bounds = tuple(Bound(b.tensor, b.base, b.view or View.identity(shapes[b.tensor])) for b in step.bindings)
+    lowered = Lowered(graph, bounds, step.sizes)
+    layout = layout_of(lowered, sizes)
+    return Part(graph, interleaved(lowered, layout, sizes) if step.plan.layout.interleaved else layout)
 
 
 # ---------------------------------------------------------------- numbers of rows

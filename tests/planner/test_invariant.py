@@ -26,6 +26,7 @@ from fusegen.validation.few_parts import no_variant
 from fusegen.validation.invariance import NAME as BATCH
 from fusegen.validation.report import Case, Report
 from tests import gemms
+from tests.specs import SHIPPED
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
 B, E, G, K, M, N, T = dims("B E G K M N T")
@@ -214,6 +215,19 @@ def test_a_program_is_validated_at_other_numbers_of_rows() -> None:
     assert {"batch: 128", "batch: 8192", "batch: padded rows"} < {case.name for case in cases_of(report)}
     (odd,) = (case for case in report.cases if case.name == "layout: odd stride")
     assert "refused, since no kernel for it sums in the order that serves every number of rows" in odd.reason
+
+
+def test_parts_of_keys_lie_as_the_sizes_at_hand_have_them() -> None:
+    """Between its two kernels, whose tensors lie next to one another only where there is one row."""
+    spec = SHIPPED["decode_attention"].at(B=3, G=2, R=2, D=64, T=1024)
+    given = numbers(spec)
+    many, one = (
+        fusegen.compile(spec.at(B=rows), MI300X, on="emulator", validate=False, tuned=False, batch_invariant=True)
+        for rows in (3, 1)
+    )
+    assert len(many.plan.steps) == len(one.plan.steps) == 2
+    among = np.asarray(many(*given))[:1]
+    np.testing.assert_array_equal(among.view(np.uint8), np.asarray(one(*(x[:1] for x in given))).view(np.uint8))
 
 
 def test_tokens_alone_have_the_bits_that_they_have_among_others() -> None:
