@@ -221,11 +221,11 @@ def test_parts_of_keys_lie_as_the_sizes_at_hand_have_them() -> None:
     """Between its two kernels, whose tensors lie next to one another only where there is one row."""
     spec = SHIPPED["decode_attention"].at(B=3, G=2, R=2, D=64, T=1024)
     given = numbers(spec)
-    many, one = (
+    many, one = made = [
         fusegen.compile(spec.at(B=rows), MI300X, on="emulator", validate=False, tuned=False, batch_invariant=True)
         for rows in (3, 1)
-    )
-    assert len(many.plan.steps) == len(one.plan.steps) == 2
+    ]
+    assert all(isinstance(program, fusegen.Program) and len(program.plan.steps) == 2 for program in made)
     among = np.asarray(many(*given))[:1]
     np.testing.assert_array_equal(among.view(np.uint8), np.asarray(one(*(x[:1] for x in given))).view(np.uint8))
 
