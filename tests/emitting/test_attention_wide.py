@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
 
 import fusegen
-from fusegen import Chain, Program, bf16, chain, dims
+from fusegen import Chain, Program, bf16, chain, dims, i32
 from fusegen import ops as F
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import ArgumentError
@@ -33,7 +34,7 @@ except EmulatorUnavailable as error:
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
 
-B, H, T, D, E = dims("B H T D E")
+B, H, N, P, L, T, D, E = dims("B H N P L T D E")
 TARGETS = ("cuda:h200", "cuda:a100", "hip:mi300x", "hip:mi250x")
 MLA = SHIPPED["mla_decode"]
 
@@ -55,8 +56,8 @@ def wide_in(plan: ProgramPlan) -> WideAttentionPlan:
     return found
 
 
-def made(spec: Chain) -> Program:
-    program = fusegen.compile(spec, "cuda:a100", on="emulator", validate=False)
+def made(spec: Chain, target: str = "cuda:a100") -> Program:
+    program = fusegen.compile(spec, target, on="emulator", validate=False)
     assert isinstance(program, Program)
     return program
 
@@ -131,6 +132,55 @@ def test_other_columns_of_the_keys_are_read_for_themselves() -> None:
         assert wide_in(program.plan).shared is shared
         report = validate(program, quick=True)
         assert report.ok, str(report)[:2000]
+
+
+# ---------------------------------------------------------------- in pages
+
+
+@chain(B=2, H=20, N=11, P=9, L=16, D=288, E=256)
+def paged(
+    q: bf16[B, H, D], cache: bf16[N, L, D], table: i32[B, P], length: i32[B, 1, 1],
+) -> bf16[B, H, E]:  # fmt: skip
+    kv = F.rearrange(F.gather(cache, table), "b p l d -> b (p l) d")
+    scores = q @ kv.mT * 0.0625
+    return F.softmax(F.where(F.col_index(scores) < length, scores, -inf)) @ kv[..., :E]
+
+
+@chain(B=2, H=20, N=11, P=9, L=16, D=288, E=256)
+def two_tables(
+    q: bf16[B, H, D], cache: bf16[N, L, D], table: i32[B, P], other: i32[B, P],
+) -> bf16[B, H, E]:  # fmt: skip
+    k = F.rearrange(F.gather(cache, table), "b p l d -> b (p l) d")
+    v = F.rearrange(F.gather(cache, other), "b p l d -> b (p l) d")
+    return F.softmax(q @ k.mT * 0.0625) @ v[..., :E]
+
+
+@pytest.mark.parametrize("on", ["cuda:a100", "hip:mi300x"])
+def test_latent_rows_in_pages_by_numpy_of_the_tests_own(on: str) -> None:
+    """Read where they lie, once for both products; a page that is not there is zeros."""
+    program = made(paged, on)
+    assert wide_in(program.plan).shared
+    assert not any(node.op.name == "gather" for step in program.plan.steps for node in step.graph.nodes)
+    rng = np.random.default_rng(0)
+    q, cache = (rng.standard_normal(shape).astype(bf16.numpy) for shape in ((2, 20, 288), (11, 16, 288)))
+    table, lengths = rng.integers(0, 11, (2, 9)).astype(np.int32), np.array([70, 144], np.int32)
+    table[1, 3] = -1
+    out = np.asarray(program(q, cache, table, lengths.reshape(2, 1, 1))).astype(np.float64)
+    for own, heads, pages, length in zip(out, q, table, lengths, strict=True):
+        rows = np.where((pages >= 0)[:, None, None], cache.astype(np.float64)[pages], 0.0).reshape(-1, 288)[:length]
+        scores = heads.astype(np.float64) @ rows.T * 0.0625
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        np.testing.assert_allclose(own, e / e.sum(-1, keepdims=True) @ rows[:, :256], atol=2e-2)
+
+
+def test_columns_of_other_pages_are_read_for_themselves() -> None:
+    program = made(two_tables)
+    assert not wide_in(program.plan).shared
+    report = validate(program, quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+# ---------------------------------------------------------------- when it is not so
 
 
 def test_two_arrays_are_no_keys_and_their_columns() -> None:

@@ -79,7 +79,7 @@ def candidate(
     dims = dims_of(lowered, uses, layout)
     together = dict.fromkeys(behind_products(found), vector)
     accesses = dict(accesses_of(lowered, uses, dims, layout, together))
-    shared = found.value is found.key or (found.value.name, found.key.name) in layout.within
+    shared = are_columns_of_keys(found, layout)
     value_access = accesses[found.value.name, "values"]
     if shared:  # it is read as columns of the key
         del accesses[found.value.name, "values"]
@@ -107,6 +107,14 @@ def candidate(
         "regime": regime(tile, general.regime, found.parts, shared),
     }
     return WideAttentionPlan(**{**vars(general), **own}, shared=shared)
+
+
+def are_columns_of_keys(found: Recognized, layout: Layout) -> bool:
+    """Are the values the first columns of the keys, in the same rows and, if these lie in pages, of the same ones?"""
+    pages = [found.paged.get(tensor.name) for tensor in (found.key, found.value)]
+    of_key, of_value = (node.inputs[1] if node else None for node in pages)
+    within = found.value is found.key or (found.value.name, found.key.name) in layout.within
+    return within and of_key is of_value
 
 
 def regime(tile: AttentionTile, general: str, parts: int, shared: bool) -> str:

@@ -469,7 +469,7 @@ class Lowering:
         own = self.composed(of.named, View.identity(index.shape).broadcast(node.shape), node)
         found = self.seen(index, own, full=True)
         turns = self.looked_up.setdefault((of.table, of.shown), {})
-        whole = len(self.graph.users[of.table]) == 1
+        whole = len(self.graph.users[of.table]) == 1 and of.shown.shape[-1] == of.table.shape[-1]
         source = self.operand(of.table, of.shown, turns.setdefault(found, len(turns)), whole)
         rows = replace(node, op=OPS["paged_rows"], inputs=(source, found), shape=of.shape)
         return self.paged.setdefault(source, rows)

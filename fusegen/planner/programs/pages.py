@@ -75,7 +75,7 @@ def paged(node: Node, view: View) -> Paged | None:
         return None
     if any(view.offset[b] != 0 or any(column[b] != 0 for column in lead) for b in (at, line, last)):
         return None
-    if view.shape[-3:] != (node.shape[at], node.shape[line], node.shape[last]):
+    if view.shape[-3:-1] != (node.shape[at], node.shape[line]):  # of their columns it may be the first ones
         return None
     named = [any(step != 0 for step in column[:at]) for column in lead]
     shown = [any(step != 0 for step in column[first:]) for column in lead]
