@@ -4,6 +4,7 @@
     python benchmarks/decode.py --dealt 128x4 64x8  # with so many keys dealt at a time, to so many parts, too
     python benchmarks/decode.py --pages 16 64       # and with keys and values in pages of so many, anywhere in a pool
     python benchmarks/decode.py --layer             # and specs/decoder_layer.py, replayed as a graph
+    python benchmarks/decode.py --latent            # specs/mla_decode.py alone: 128 heads that read one row of 576
 
 Bytes of keys and values, as a share of the rate of a plain copy in the same run. Peers: torch's
 scaled_dot_product_attention by FlashAttention and cuDNN, the queries that share keys as rows of one head, which is how
@@ -33,6 +34,7 @@ from fusegen.runtime import finding  # noqa: E402
 from fusegen.targets import target  # noqa: E402
 
 SHAPES = ((1, 8192), (1, 32768), (1, 131072), (8, 8192), (8, 32768), (64, 8192), (64, 32768))  # sequences, keys of each
+LATENT = ((1, 8192), (8, 8192), (8, 32768), (64, 4096), (64, 8192), (128, 4096))
 HEADS, QUERIES, WIDTH = 8, 4, 128
 REPEATS = 15
 
@@ -102,6 +104,34 @@ def measure(torch: Any, watch: Stopwatch, wanted: argparse.Namespace) -> None:
                 say(f"fusegen pages {rows}{what}", us, f"{how(program)}, apart {apart:.1e}")
 
 
+def measure_latent(torch: Any, watch: Stopwatch, wanted: argparse.Namespace) -> None:
+    """Bytes of the latent rows, which are all but nothing beside the floor of the products at many sequences."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    rate = watch.copy_rate()
+    for batch, keys in LATENT:
+        q = torch.randn(batch, 128, 576, device="cuda").bfloat16()
+        kv = torch.empty(batch, keys, 576, device="cuda", dtype=q.dtype).normal_()
+        length = torch.full((batch, 1, 1), keys, device="cuda", dtype=torch.int32)
+
+        def peer(stream: Any, q: Any = q, kv: Any = kv) -> Any:
+            return scaled_dot_product_attention(q[:, None], kv[:, None], kv[:, None, :, :512], scale=192**-0.5)[:, 0]
+
+        expected = peer(None).float()
+        flop = 2 * batch * 128 * keys * (576 + 512)
+
+        def say(what: str, us: float, more: str = "", read: int = 2 * kv.numel(), flop: int = flop) -> None:
+            share, rest = read / us / rate, f"{flop / us / 1e6:6.0f} TFLOP/s  {more}"
+            print(f"latent {batch} x {keys:6} {what:14} {us:8.1f} us  {share:5.2f} of a copy {rest}", flush=True)
+
+        say("torch", watch.time([peer], REPEATS).median)
+        for what, program in programs(chain_of("mla_decode").at(B=batch, T=keys), wanted):
+            out = program(q, kv, length)
+            apart = float((out.float() - expected).norm() / expected.norm())
+            us = watch.time([program.prepare(q, kv, length, out=out)], REPEATS).median
+            say(f"fusegen{what}", us, f"{how(program)}, apart {apart:.1e}")
+
+
 def measure_layer(torch: Any, watch: Stopwatch, wanted: argparse.Namespace) -> None:
     for batch in (1, 8, 16):
         chain = chain_of("decoder_layer").at(B=batch)
@@ -134,10 +164,14 @@ def main() -> int:
     parser.add_argument("--dealt", nargs="*", default=[], metavar="KEYSxPARTS", help="128x4: 128 keys a time, 4 parts")
     parser.add_argument("--pages", nargs="*", type=int, default=[], metavar="KEYS", help="of a page: 16 64")
     parser.add_argument("--layer", action="store_true", help="specs/decoder_layer.py too")
+    parser.add_argument("--latent", action="store_true", help="specs/mla_decode.py alone")
     wanted = parser.parse_args()
     import torch
 
     watch = Stopwatch(finding.find(target(wanted.target), "gpu"))
+    if wanted.latent:
+        measure_latent(torch, watch, wanted)
+        return 0
     measure(torch, watch, wanted)
     if wanted.layer:
         measure_layer(torch, watch, wanted)

@@ -25,6 +25,7 @@ TILE_BYTES = 1 << 20
 BUDGET_BYTES = 8 << 30  # of all sets together; one set may be larger
 ROTATION_BYTES = 512 << 20  # once so many bytes have passed, the first set is out of every cache
 MOST_SETS = 16
+BOUNDED = {"lt": (1, 0), "le": (1, 1), "gt": (0, 0), "ge": (0, 1)}  # which operand is the bound, less what of a length
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ def operands(device: Device, graph: Graph, seed: int = 0) -> Operands:
     """Noise for every input at the graph's sizes. Raises MissingError when the device has no memory for it."""
     noise = np.random.default_rng(seed)
     limits, unique, ends = index_limits(graph, graph.sizes), slot_operands(graph), ends_of(graph)
+    bounds = upper_bounds(graph)
     inputs: dict[str, Any] = {}
     for t in graph.inputs:
         if t.name in ends:
@@ -51,6 +53,9 @@ def operands(device: Device, graph: Graph, seed: int = 0) -> Operands:
             inputs[t.name] = group_ends(device, shape_at(t, graph)[0], rows, noise)
         elif t.name in unique:
             inputs[t.name] = places(device, t.dtype, shape_at(t, graph), noise, limits[t.name])
+        elif t.shape and t.name in bounds:
+            all_columns = min(bounds[t.name], limits.get(t.name, math.inf) - 1)
+            inputs[t.name] = full(device, t.dtype, shape_at(t, graph), int(all_columns))
         elif t.shape:
             inputs[t.name] = filled(device, t.dtype, shape_at(t, graph), noise, limits.get(t.name, 2))
         else:
@@ -91,6 +96,26 @@ def places(
     found[:count] = noise.permutation(below)[:count]
     memory = device.empty(max(found.nbytes, 1))
     memory.write(found)
+    return memory.view(dtype, shape)
+
+
+def upper_bounds(graph: Graph) -> dict[str, int]:
+    """The integers behind or at which columns are left out, as a cache's lengths are, and what leaves out none: the
+    whole of a row is to be read, as the bytes are counted."""
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.op.name not in BOUNDED:
+            continue
+        place, spare = BOUNDED[node.op.name]
+        bound, column = node.inputs[place], node.inputs[1 - place]
+        if column.op.name == "col_index" and bound in graph.tensor_of and bound.shape:
+            found[graph.tensor_of[bound].name] = size_of(column.shape[-1], graph.sizes) - spare
+    return found
+
+
+def full(device: Device, dtype: DType, shape: tuple[int, ...], value: int) -> ArrayView:
+    memory = device.empty(max(math.prod(shape) * dtype.bytes, 1))
+    memory.write(np.full(shape, value, dtype.numpy))
     return memory.view(dtype, shape)
 
 

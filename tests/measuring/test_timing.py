@@ -20,6 +20,7 @@ from fusegen.runtime.gpu import GpuDevice
 from fusegen.targets import target
 from tests import grouped
 from tests.pretend import RATE, PretendGpu
+from tests.specs import SHIPPED
 
 M, N = dims("M N")
 
@@ -134,6 +135,22 @@ def test_operands_are_ordinary_and_the_same_again() -> None:
     assert gain.numpy().shape == (2049,)
     assert (again.inputs[0].numpy() == x.numpy()).all()
     assert (other.inputs[0].numpy() != x.numpy()).any()
+
+
+def test_bounds_leave_out_nothing() -> None:
+    """A cache's lengths are all of it; what is an index too names its last row; first columns are the first."""
+    device = EmulatorDevice(target("cuda:h200"), check=False)
+
+    def drawn(name: str, operand: str, **sizes: int) -> Any:
+        graph = SHIPPED[name].at(**sizes).graph
+        places = {t.name: place for place, t in enumerate(graph.inputs)}
+        return operands(device, graph).inputs[places[operand]].numpy()
+
+    lengths = drawn("mla_decode", "length", B=3, H=2, T=40, D=24, E=16)
+    assert lengths.shape == (3, 1, 1)
+    assert (lengths == 40).all()
+    assert (drawn("decoder_layer", "position", B=2, D=64, H=2, G=2, E=16, T=32, U=96) == 31).all()
+    assert (drawn("document_attention", "start", H=1, S=9, T=9, D=16) < 2).all()
 
 
 def test_groups_of_rows_are_as_likely_one_as_another() -> None:
