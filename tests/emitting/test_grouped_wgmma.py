@@ -91,6 +91,13 @@ def test_columns_are_quantized_in_the_kernel(start: str) -> None:
     assert report.ok, str(report)[:2000]
 
 
+@pytest.mark.parametrize("name", ["cuda:a100", "hip:mi300x"])
+def test_columns_of_a_group_are_quantized_by_its_own_tiles(name: str) -> None:
+    """A tile's rows end where its group does: what lies behind is another tile's."""
+    report = validate(built(one_kernel(quantized, name, "gemm")), cases=("normal", "rows"))
+    assert report.ok, str(report)[:2000]
+
+
 @pytest.mark.parametrize("cols", [64, 128, 160, 192])
 def test_every_width_is_right(cols: int) -> None:
     plan = plan_of(grouped.plain.at(T=330), "cooperative", 1, cols)

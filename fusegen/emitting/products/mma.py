@@ -266,6 +266,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "inner": plan.slice_steps,
             "barrier": self.barrier,
             "over": self.over(),
+            "rows_end": self.rows_end,
             "output_groups": output_groups,
             "sizes": sizes(self),
         }
