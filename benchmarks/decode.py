@@ -120,9 +120,12 @@ def measure_latent(torch: Any, watch: Stopwatch, wanted: argparse.Namespace) -> 
         expected = peer(None).float()
         flop = 2 * batch * 128 * keys * (576 + 512)
 
-        def say(what: str, us: float, more: str = "", read: int = 2 * kv.numel(), flop: int = flop) -> None:
+        def say(
+            what: str, us: float, more: str = "", read: int = 2 * kv.numel(), flop: int = flop,
+            at: str = f"latent {batch} x {keys}",
+        ) -> None:  # fmt: skip
             share, rest = read / us / rate, f"{flop / us / 1e6:6.0f} TFLOP/s  {more}"
-            print(f"latent {batch} x {keys:6} {what:14} {us:8.1f} us  {share:5.2f} of a copy {rest}", flush=True)
+            print(f"{at:18} {what:14} {us:8.1f} us  {share:5.2f} of a copy {rest}", flush=True)
 
         say("torch", watch.time([peer], REPEATS).median)
         for what, program in programs(chain_of("mla_decode").at(B=batch, T=keys), wanted):

@@ -111,6 +111,7 @@ def plans_of(found: Any, name: str) -> list[RowPlan]:
     return [plan for plan in candidates(found.graph, target(name)).plans if isinstance(plan, RowPlan)]
 
 
+@pytest.mark.by_values("one", "name")
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("one", [grouped, by_largest, halves], ids=lambda one: one.name)
 def test_every_plan_is_right(one: Any, name: str) -> None:

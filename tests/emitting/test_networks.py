@@ -24,6 +24,7 @@ def ranked(x: bf16[M, V]) -> tuple[f32[M, K], i32[M, K]]:
     return F.topk(x, K)
 
 
+@pytest.mark.by_values("name", "k")
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8, 13])
 @pytest.mark.parametrize("name", TARGETS)
 def test_lanes_with_several_delegates_choose_the_best(name: str, k: int) -> None:
@@ -48,6 +49,7 @@ def rounded(x: f32[M, V], bias: f32[V]) -> i32[M, K]:
     return F.topk(e / F.sum(e), K)[1]
 
 
+@pytest.mark.pairwise("one", "name", "k")
 @pytest.mark.parametrize("k", [1, 2, 3, 8, 13])
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("one", [ranked, rounded], ids=lambda one: one.name)

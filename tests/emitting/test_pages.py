@@ -109,6 +109,7 @@ def steps(spec: Chain, on: str) -> tuple[Any, ...]:
     return tuple(step.plan for step in getattr(plan, "steps", ())) or (plan,)
 
 
+@pytest.mark.by_values("spec", "on")
 @pytest.mark.parametrize("on", TARGETS)
 @pytest.mark.parametrize("spec", CHAINS, ids=lambda spec: spec.name)
 def test_pages_are_read_where_they_lie(spec: Chain, on: str) -> None:
@@ -118,6 +119,7 @@ def test_pages_are_read_where_they_lie(spec: Chain, on: str) -> None:
     assert report.ok, str(report)
 
 
+@pytest.mark.by_values("sizes", "on")
 @pytest.mark.parametrize("on", TARGETS)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_pages_of_any_number_of_keys(sizes: dict[str, int], on: str) -> None:

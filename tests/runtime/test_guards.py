@@ -491,9 +491,16 @@ LIES: dict[str, dict[str, Callable[..., Any]]] = {
 }
 
 
+@pytest.fixture
+def not_begun() -> Iterator[None]:
+    guards.begin.cache_clear()
+    yield
+    guards.begin.cache_clear()
+
+
 @pytest.mark.parametrize("name", LIES)
 def test_functions_that_fail_their_proof_are_not_used(
-    functions: Functions, anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+    functions: Functions, not_begun: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     monkeypatch.setattr(guards, "load", lambda library: functions._replace(**LIES[name]))
     words = "doesn't (tell all tensors of|make tensors as) torch"

@@ -249,8 +249,9 @@ def test_errors_come_out_and_leave_nothing_behind(module: Any, driver: Driver, n
         for _ in range(100):
             with pytest.raises(ZeroDivisionError, match="on purpose"):
                 shortcut(X, 1.0, Y)
-        held = (one for one in gc.get_objects() if type(one) is tuple and any(type(each) is Tensor for each in one))
-        tensors = sum(type(one) is Tensor for one in gc.get_objects())
+        objects = gc.get_objects()
+        held = (one for one in objects if type(one) is tuple and any(type(each) is Tensor for each in one))
+        tensors = sum(type(one) is Tensor for one in objects)
         return [*references(X, Y, shortcut), tensors, sum(1 for _ in held)]
 
     work()

@@ -124,6 +124,7 @@ def test_casts_of_clang_round_to_nearest_even_and_keep_nan(name: str) -> None:
     assert re.search(r"v_lshlrev_b32.* 16, ", widen)
 
 
+@pytest.mark.by_values("chain", "name")
 @pytest.mark.parametrize("name", ["hip:gfx90a", "hip:gfx942"])
 @pytest.mark.parametrize("chain", STEADY, ids=lambda chain: chain.name)
 def test_kernels_for_amd_move_16_bytes_an_instruction_and_leave_room_for_waves(chain: Chain, name: str) -> None:

@@ -163,10 +163,9 @@ def test_a_wrong_offset_is_caught(by: int) -> None:
     assert caught(Shifted(program.plan, program.kernels, program.device))
 
 
-@pytest.mark.parametrize("name", ["layernorm_backward", "rmsnorm_backward"])
-def test_a_step_that_sums_columns_in_parts_is_right_by_itself(name: str) -> None:
+def test_a_step_that_sums_columns_in_parts_is_right_by_itself() -> None:
     """As `fusegen tune` compiles it; some rows of results are parts of sums, and other ones are rows."""
-    program = ask_plan(PROGRAMS[name].graph.at(M=16384, N=1024), target_named("cuda:h200")).program
+    program = ask_plan(PROGRAMS["layernorm_backward"].graph.at(M=16384, N=1024), target_named("cuda:h200")).program
     assert program is not None
     dx = pipeline.compile_kernel(pipeline.steps_candidates(program)[0], on="emulator")
     assert dx.plan.graph.parts
