@@ -222,3 +222,14 @@ def test_all_heads_of_a_latent_row_are_dealt_and_more_rows_are_not() -> None:
     assert [step.name for step in few.steps] == ["mla_decode_out_parts", "mla_decode_out"]
     many = planned(MLA.at(B=1, H=1024, T=2048), "cuda:a100")
     assert not any(step.graph.deals for step in many.steps)
+
+
+def test_few_queries_that_share_long_keys_are_products_apart() -> None:
+    """One query a head, as rows of their own: each head's block would read all keys. All heads as rows are one tile."""
+
+    @chain(B=8, H=128, T=8192, D=512)
+    def heads_apart(q: bf16[B, H, 1, D], k: bf16[B, 1, T, D], v: bf16[B, 1, T, D]) -> bf16[B, H, 1, D]:
+        return F.softmax(q @ k.mT * 0.0625) @ v
+
+    assert not any(isinstance(s.plan, WideAttentionPlan) for s in planned(heads_apart, "cuda:h200").steps)
+    assert wide_in(planned(MLA, "cuda:h200")).parts > 1

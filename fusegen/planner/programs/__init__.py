@@ -31,6 +31,14 @@ WORTH_PARTING = 0.97
 # The same of attention whose keys are dealt to parts, whose first kernel is of the one kernel's kind
 WORTH_DEALING = 0.95
 FEW_STATES = 12  # to look at where one kernel is at hand: a search in full takes longer than compiling
+LONG_STATES = 60  # beside wasteful attention: two cuts are found by then, with a mask between them
+WASTED = 3.5  # times its floor
+
+
+def is_wasteful(plan: Plan) -> bool:
+    """Is it attention of long rows of which few queries share keys? Blocks are many then, each reads all keys, and
+    products apart may take less."""
+    return plan.rule == "attention_wide" and plan.cost.time_us > WASTED * plan.cost.floor_us
 
 
 def kernels_of(graph: Graph, target: Target) -> tuple[Candidates, ProgramPlan | None]:
@@ -63,7 +71,13 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
             return by_parts(found, WORTH_PARTING * least.time_us)
         computed = any(not plain(factor) for product in graph.products for factor in product.inputs)
         if is_attention(graph):  # whose scores no cut leaves out of memory
-            return by_parts(found, WORTH_DEALING * least.time_us)
+            dealt = by_parts(found, WORTH_DEALING * least.time_us)
+            if not is_wasteful(found.plans[0]):
+                return dealt
+            try:
+                return cheapest(graph, target, WORTH_CUTTING * (dealt.time_us if dealt else least.time_us), LONG_STATES)
+            except NoPlan:
+                return dealt
         if found.plans[0].rule.startswith("weights"):  # as well, but rows of a block each may be too few for a GPU
             computed = fills_part(found.plans[0])
         if not (computed or groups_of_products(graph)) or least.floor_us > WORTH_CUTTING * least.time_us:

@@ -31,7 +31,7 @@ from fusegen.planner import candidates as plans_of
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import bytes_of
 from fusegen.planner.products.factors import no_unit, without_unit
-from fusegen.planner.programs import FEW_STATES, WORTH_CUTTING, cutting
+from fusegen.planner.programs import FEW_STATES, LONG_STATES, WORTH_CUTTING, cutting, is_wasteful
 from fusegen.planner.programs.column_parts import parted
 from fusegen.planner.programs.dependent import dependent
 from fusegen.planner.programs.grouping import groups_of_products
@@ -167,9 +167,11 @@ class Search:
         last."""
         first = self.look(frozenset())
         if first.whole and first.time_us < below_us:
-            if self.dealt or not self.may_undercut():
+            long = any(is_wasteful(plan) for kernel in first.kernels for _, plan in kernel.plans)
+            if self.dealt or not (long or self.may_undercut()):
                 return first  # one kernel, as of a chain without views (`program_instead`)
-            return self.run_on(first, WORTH_CUTTING * first.time_us, FEW_STATES, views) or first
+            few = LONG_STATES if long else FEW_STATES
+            return self.run_on(first, WORTH_CUTTING * first.time_us, few, views) or first
         return self.run_on(first, below_us, most_states, views)
 
     def run_on(self, first: Found, below_us: float, most_states: int, views: bool) -> Found | None:
