@@ -355,6 +355,28 @@ def _floor(above: int, below: int, size: Size, sizes: Mapping[str, int]) -> int:
     return above // below
 
 
+def replaced(size: Size, table: Mapping[str, Size]) -> Size:
+    """The size with others in place of its dims of those names: H * S * 2 for N * 2, where N is H * S."""
+    if isinstance(size, int):
+        return size
+    if isinstance(size, Dim):
+        return table.get(size.name, size)
+    total: Size = 0
+    for monomial, factor in size.terms:
+        above: Size = factor.numerator
+        below: Size = factor.denominator
+        for atom, exponent in monomial:
+            base = (
+                table.get(atom.name, atom)
+                if isinstance(atom, Dim)
+                else replaced(atom.above, table) // replaced(atom.below, table)
+            )
+            for _ in range(abs(exponent)):
+                above, below = (above * base, below) if exponent > 0 else (above, below * base)
+        total = total + above // below
+    return total
+
+
 def uneven(size: Size, sizes: Mapping[str, int]) -> SpecError:
     return SpecError(f"the size {size} does not come out even at {at_text(size, sizes)}")
 

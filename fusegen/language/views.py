@@ -20,7 +20,18 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import ArgumentError, SpecError
-from fusegen.language.sizes import Dim, Expr, Shape, Size, at_text, leading_sign, shape_text, size_of, without_number
+from fusegen.language.sizes import (
+    Dim,
+    Expr,
+    Shape,
+    Size,
+    at_text,
+    leading_sign,
+    replaced,
+    shape_text,
+    size_of,
+    without_number,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -273,6 +284,14 @@ class View:
         return made(self.base_shape, base, start, tuple(columns))
 
     # ------------------------------------------------------------ with numbers
+
+    def renamed(self, table: Mapping[str, Size]) -> View:
+        """The same view in other sizes' words: with those in place of dims of these names."""
+
+        def each(sizes: Iterable[Size]) -> Shape:
+            return tuple(replaced(size, table) for size in sizes)
+
+        return View(each(self.shape), tuple(map(each, self.base)), each(self.offset), tuple(map(each, self.steps)))
 
     def check(self, sizes: Mapping[str, int]) -> None:
         """Raises SpecError where, at these sizes, the view has no elements or shows some that its base has not."""

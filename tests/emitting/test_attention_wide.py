@@ -34,7 +34,7 @@ except EmulatorUnavailable as error:
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
 
-B, H, N, P, L, T, D, E = dims("B H N P L T D E")
+B, S, H, N, P, L, T, D, E = dims("B S H N P L T D E")
 TARGETS = ("cuda:h200", "cuda:a100", "hip:mi300x", "hip:mi250x")
 MLA = SHIPPED["mla_decode"]
 
@@ -100,6 +100,32 @@ def test_latent_attention_in_every_layout(on: str) -> None:
     report = validate(program)
     assert report.ok, str(report)[:2000]
     assert any(case.name == "layout: offset by one" for case in report.cases)
+
+
+@chain(B=2, S=2, H=12, T=2100, D=288, E=256)
+def drafted(q: bf16[B, S, H, D], kv: bf16[B, T, D], length: i32[B, 1, 1]) -> bf16[B, S, H, E]:
+    rows = F.rearrange(q, "b s h d -> b (s h) d")
+    scores = rows @ kv.mT * 0.0625
+    last = length + F.row_index(scores) // 12
+    out = F.softmax(F.where(F.col_index(scores) < last, scores, -inf)) @ kv[..., :E]
+    return F.rearrange(out, "b (s h) e -> b s h e", h=H)
+
+
+def test_drafted_tokens_and_their_heads_are_rows_and_keys_are_dealt() -> None:
+    """Rows are S * H, a size that the chain has no dim for: of each token, its own and all keys before it."""
+    program = made(drafted)
+    assert wide_in(program.plan).parts > 1
+    assert [str(b.type.shape[2]) for b in program.plan.between] == ["H * S"] * 3
+    rng = np.random.default_rng(0)
+    q, kv = (rng.standard_normal(shape).astype(bf16.numpy) for shape in ((3, 2, 12, 288), (3, 2100, 288)))
+    lengths = np.array([1, 700, 2099], np.int32)
+    out = np.asarray(program(q, kv, lengths.reshape(3, 1, 1))).astype(np.float64)
+    for own, tokens, rows, length in zip(out, q, kv, lengths, strict=True):
+        for s in range(2):
+            keys = rows[: length + s].astype(np.float64)
+            scores = tokens[s].astype(np.float64) @ keys.T * 0.0625
+            e = np.exp(scores - scores.max(-1, keepdims=True))
+            np.testing.assert_allclose(own[s], e / e.sum(-1, keepdims=True) @ keys[:, :256], atol=2e-2)
 
 
 # ---------------------------------------------------------------- kv is read once

@@ -18,6 +18,7 @@ from fusegen.language.sizes import (
     dims,
     dims_in,
     leading_sign,
+    replaced,
     shape_text,
     size_of,
     solved,
@@ -89,6 +90,7 @@ def test_sizes_are_what_python_computes(first: Size, steps: list[tuple[str, Size
     assert isinstance(size, (int, Dim)) or len(size.terms) > 1 or str(size)
     whole, rest = without_number(size)
     assert whole + rest == size
+    assert size_of(replaced(size, {"N": H * D + 12, "M": 7}), NUMBERS) == exact
 
 
 def number(size: Size) -> int:

@@ -141,6 +141,6 @@ def restricted(
     )
     kept = {t.name for t in (*inputs, *outputs)}
     fresh = [t for t in (*inputs, *outputs) if t.name not in {b.tensor for b in step.bounds} and t.shape]
-    whole_ones = (Bound(t.name, t.name, View.identity(t.shape)) for t in fresh)
+    whole_ones = (Bound(t.name, t.name, View.identity(t.shape).renamed(step.sizes)) for t in fresh)
     bounds = (*(b for b in step.bounds if b.tensor in kept), *whole_ones)
     return Lowered(made, bounds, {name: size for name, size in step.sizes.items() if name in dims})

@@ -20,8 +20,9 @@ from dataclasses import replace
 from fusegen.language.graph import Graph, Kind, Node, Operator, Tensor
 from fusegen.language.naming import free_name, value_names
 from fusegen.language.products import Unsplittable
+from fusegen.language.sizes import replaced
 from fusegen.language.trace import OPS
-from fusegen.language.types import Shape, Size, TensorType, b8, f32, size_of
+from fusegen.language.types import Shape, TensorType, b8, f32, size_of
 from fusegen.language.views import View
 from fusegen.planner.attention.recognition import Recognized, is_attention, is_wide, recognized
 from fusegen.planner.programs.column_parts import Parted, restricted
@@ -93,8 +94,12 @@ class Halves:
         graph = replace(self.graph, name=self.stem, names={**self.graph.names, **named})
         first = restricted(replace(self.step, graph=graph), outputs, (), {})
         why = f"each of {self.parts} parts, which are dealt {self.tile} keys at a time, leaves what it has of a row"
-        between = tuple(Stored(t.name, t.type, "workspace", t.node, why) for t in outputs)
+        between = tuple(Stored(t.name, self.in_chain(t), "workspace", t.node, why) for t in outputs)
         return Parted(first, self.together(dict(zip(made, outputs, strict=True))), between)
+
+    def in_chain(self, tensor: Tensor) -> TensorType:
+        """The type of a tensor in the chain's sizes, of which the step's may be computed."""
+        return TensorType(f32, tuple(replaced(size, self.step.sizes) for size in tensor.shape))
 
     @property
     def stem(self) -> str:
@@ -211,9 +216,9 @@ class Halves:
     def through(self, second: Lowered) -> Lowered:
         """The kernel's tensors as views of the chain's, where the step's own are."""
         outer = {b.tensor: b for b in self.step.bounds}
-        sizes: dict[str, Size] = {name: self.step.sizes.get(name, size) for name, size in second.sizes.items()}
+        sizes = {name: replaced(size, self.step.sizes) for name, size in second.sizes.items()}
         bounds = []
-        for b in second.bounds:
+        for b in (replace(b, view=b.view.renamed(self.step.sizes)) for b in second.bounds):
             own = outer.get(b.base)
             try:
                 bounds.append(b if own is None else Bound(b.tensor, own.base, b.view.of(own.view)))
