@@ -18,6 +18,7 @@ from fusegen.language.types import shape_text, size_of
 from fusegen.planner.attention.parts import AttentionPlan, ScoresPlan
 from fusegen.planner.attention.recognition import Scored, recognized
 from fusegen.planner.attention.weights import WeightsPlan
+from fusegen.planner.attention.wide import WideAttentionPlan
 from fusegen.planner.attention.written import written_weights
 from fusegen.planner.columns.plan import ColumnsPlan
 from fusegen.planner.model import Access, Candidates, Plan, RowPlan, Value
@@ -138,12 +139,14 @@ def products(plan: Plan) -> list[str]:
 def attention(plan: AttentionPlan) -> list[str]:
     """What is found of the softmax, of its mask, and of what is carried from tile to tile."""
     found, names = recognized(plan.graph), value_names(plan.lowered)
-    product = (
-        f"{names[found.product]} = {names[found.weights]} @ {found.value.name}, the left factor from the registers of "
-        "the scores"
-    )
+    where = "from the registers of the scores"
+    if isinstance(plan, WideAttentionPlan):
+        where = "put together in shared memory by the warps that share its rows, each with some columns of the values"
+    product = f"{names[found.product]} = {names[found.weights]} @ {found.value.name}, the left factor {where}"
     pivot = f"the sums are brought to {names[found.pivot]}, which the chain subtracts, behind the last tile"
     lines = [*scores(plan, found), product, *([] if found.plain_pivot else [pivot])]
+    if isinstance(plan, WideAttentionPlan) and plan.shared and found.value is not found.key:
+        lines.append(f"{found.value.name} is the first columns of {found.key.name}: a tile is brought once for both")
     return lines + masked(plan, "are neither read nor multiplied")
 
 

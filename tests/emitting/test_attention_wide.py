@@ -18,6 +18,7 @@ from fusegen.planner import candidates
 from fusegen.planner.attention.wide import WideAttentionPlan
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.planner.programs.search import cheapest
+from fusegen.reporting.explaining import product_sections
 from fusegen.runtime import Kernel
 from fusegen.runtime.arguments import begin_together
 from fusegen.runtime.arrays import ArrayView
@@ -141,6 +142,9 @@ def test_values_come_with_the_keys(on: str) -> None:
     kept = sum(t.ideal for t in wide.cost.traffic.tensors if t.output)
     assert wide.cost.traffic.ideal - kept == 2 * 8 * 576 * (128 + 8192) + 4 * 8
     assert {a.tensor for a in wide.accesses if not a.output} == {"q", "kv", "length"}
+    said = "\n".join(point.text for section in product_sections(wide) for point in section.points)
+    assert "is the first columns of kv: a tile is brought once" in said
+    assert "put together in shared memory" in said
 
 
 def starts(first: int, last: int) -> Chain:
