@@ -1,7 +1,7 @@
 """How long attention of long rows should take: what passes through shared memory bounds it, beside the products.
 
-The share of shared memory's rate is measured, on an H200; rates of products are data sheets', and the shares of them
-that other attention by the same instructions reaches.
+Measured, on an H200, is what all of this reaches; rates of products are data sheets', and the shares of them that other
+attention by the same instructions reaches.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from fusegen.planner.rows.duration import LAUNCH_US, resident_blocks
 from fusegen.targets.base import Target
 
 SHARED_BYTES_A_CYCLE = 128  # of an SM
-# Of that rate, what two blocks reach: 64 sequences of 8192 latent rows for 128 heads took 799 us, 8 of 32768 400 and of
-# 8192 112, where all of it would be 487, 255 and 77 (H200).
-SHARED_SHARE = 0.6
+# Of the rate of a tile: 64 sequences of 8192 latent rows for 128 heads took 799 us, 8 of 32768 400 and of 8192 112, by
+# tiles of 32 rows and 32 keys, where all of it would be 487, 255 and 77 (H200). Other tiles were not measured.
+REACHED = 0.6
 ELEMENT_CYCLES = 4  # of 64 lanes that read a half each, from 32 banks, of which two lines meet in one
 WAIT_CYCLES = 1500  # of a tile whose block is alone: three barriers, and the exponentials between them
 
@@ -65,7 +65,7 @@ def estimate(
         / (reached * target.product_tflops(found.dtype) * 1e6)
     )
     busy = max(products, shared_cycles(tile, depth, width, target) / cycles)
-    each = max(busy * together, busy + WAIT_CYCLES / cycles) / together  # of a tile
+    each = max(busy * together, busy + WAIT_CYCLES / cycles) / (together * REACHED)  # of a tile
     size = found.dtype.bytes * tile.keys * (depth + (0 if shared else width)) / down
     tiles = tiles_of(found, keys, tile) * share + tile.rows / tile.keys  # queries come as a part of a tile does
     streamed = tiles * size * min(blocks, target.sms * together) / (COPIED_SHARE * memory_rate(target))
@@ -83,7 +83,7 @@ def shared_cycles(tile: AttentionTile, depth: int, width: int, target: Target) -
     values = 2 * tile.keys * columns / SHARED_BYTES_A_CYCLE
     if not target.async_copies:  # element by element, of lines that are keys
         values = tile.keys * columns / target.warp * ELEMENT_CYCLES
-    return tile.warps * (first + weights + values) / SHARED_SHARE
+    return tile.warps * (first + weights + values)
 
 
 def traffic_of(graph: Graph, found: Recognized, share: float, shared: bool) -> Traffic:

@@ -297,7 +297,7 @@ mla_decode_out_parts(
 
     // weights times the warp's columns of the values
     #pragma unroll
-    for (int n = 0; n < 2; n += 1) {
+    for (int n = 0; n < 2; ++n) {
       const Half weights_part = load_half(weights_lane + n * 16);
       #pragma unroll
       for (int d = 0; d < 16; ++d) {

@@ -4,7 +4,7 @@
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
 // views    kv_offset_0 is kv[..., :E]
-// tile     16 queries a block of 2 warps, 2 for each 16, tiles of 32 keys, dealt to 8 blocks by turns,
+// tile     16 queries a block of 4 warps, 4 for each 16, tiles of 64 keys, dealt to 8 blocks by turns,
 //          whose first columns are the values, the next tile in registers meanwhile; of keys behind the
 //          last that a block's rows need, none are read; conditions are tested in tiles that an end
 //          cuts
@@ -47,17 +47,17 @@ __device__ __forceinline__ float power_of_2(float x) {
 }
 
 // queries of a block, keys of a tile, and all keys
-constexpr int tile_rows = 16, tile_keys = 32, keys = 8192, threads = 128;
+constexpr int tile_rows = 16, tile_keys = 64, keys = 8192, threads = 256;
 // warps that share 16 queries, and what each of them has: keys of a tile, and columns of the values
-constexpr int beside = 2, warp_keys = 16, warp_columns = 256;
+constexpr int beside = 4, warp_keys = 16, warp_columns = 128;
 // blocks that share a row's keys, and from one tile of a block to its next
 constexpr int parts = 8, next_tile = parts * tile_keys;
 constexpr int kv_chunks = 72;  // 16 bytes each, of a line
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
 // of 8 lines lies in different banks
-constexpr int kv_pitch = 584, weights_pitch = 40;
-constexpr int kv_offset_0_at = 0, kv_offset_0_pitch = kv_pitch, stage_elements = 18688;  // values are columns of keys; and to the next stage
-constexpr int weights_at = 18688, told_at = 38656;  // halves, and bytes
+constexpr int kv_pitch = 584, weights_pitch = 72;
+constexpr int kv_offset_0_at = 0, kv_offset_0_pitch = kv_pitch, stage_elements = 37376;  // values are columns of keys; and to the next stage
+constexpr int weights_at = 37376, told_at = 77056;  // halves, and bytes
 // columns of sums in shared memory at a time, and floats of a row of them
 constexpr int columns_at_once = 128, sums_stride = 132;
 
@@ -128,7 +128,7 @@ __device__ __forceinline__ Half load_down(const T* from) {
   return *reinterpret_cast<const Half*>(&v);
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(256)
 mla_decode_out_parts(
     const __bf16* __restrict__ q_ptr,
     const __bf16* __restrict__ kv_ptr,
@@ -226,7 +226,7 @@ mla_decode_out_parts(
   // where the lane puts its weights, and where it takes those of the warp's rows from
   __bf16* const weights_to = ring + weights_at + own_row * weights_pitch + warp_key + lane / 16 * 4;
   const __bf16* const weights_lane = ring + weights_at + own_row * weights_pitch + lane / 16 * 4;
-  Sums e_times_kv_offset_0_sums[16] = {};
+  Sums e_times_kv_offset_0_sums[8] = {};
 
   for (int tile_key = first_key, tile = 0; tile_key < end_key; tile_key += next_tile, ++tile) {
     const int stage = tile % 1;
@@ -284,7 +284,7 @@ mla_decode_out_parts(
     pivots[0] = pivot;
     summed[0] *= shrinks[0];
     #pragma unroll
-    for (int d = 0; d < 16; ++d) {
+    for (int d = 0; d < 8; ++d) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) e_times_kv_offset_0_sums[d][i] *= shrinks[0];
     }
@@ -301,11 +301,11 @@ mla_decode_out_parts(
 
     // weights times the warp's columns of the values
     #pragma unroll
-    for (int n = 0; n < 2; n += 2) {
-      const Half weights_part = load_halves(weights_lane + n * 16);
+    for (int n = 0; n < 2; ++n) {
+      const Half weights_part = load_halves(weights_lane + n * 32);
       #pragma unroll
-      for (int d = 0; d < 16; ++d) {
-        const Half kv_offset_0_part = load_down<kv_offset_0_pitch>(kv_offset_0_lane + stage * stage_elements + n * 16 * kv_offset_0_pitch
+      for (int d = 0; d < 8; ++d) {
+        const Half kv_offset_0_part = load_down<kv_offset_0_pitch>(kv_offset_0_lane + stage * stage_elements + n * 32 * kv_offset_0_pitch
             + d * 16);
         e_times_kv_offset_0_sums[d] = __builtin_amdgcn_mfma_f32_16x16x32_bf16(kv_offset_0_part, weights_part, e_times_kv_offset_0_sums[d], 0, 0, 0);
       }
@@ -332,7 +332,7 @@ mla_decode_out_parts(
 
   for (int first_col = 0; first_col < 512; first_col += columns_at_once) {
     #pragma unroll
-    for (int d = 0; d < 16; ++d) {
+    for (int d = 0; d < 8; ++d) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int m = warp_row + lane % 16;
@@ -341,10 +341,9 @@ mla_decode_out_parts(
       }
     }
     __syncthreads();
-    #pragma unroll 2
-    for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * threads + threadIdx.x) / 16);
-      const int col = first_col + static_cast<int>((v * threads + threadIdx.x) % 16) * 8;
+    {
+      const int m = static_cast<int>((threadIdx.x) / 16);
+      const int col = first_col + static_cast<int>((threadIdx.x) % 16) * 8;
       if (m < rows_here) {
         const long long row = row0 + m;
         const float top = row_largest[m];
