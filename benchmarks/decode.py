@@ -53,11 +53,13 @@ def programs(chain: Any, wanted: argparse.Namespace) -> Iterator[tuple[str, Any]
 
 
 def how(program: Any) -> str:
-    """Its attention, and to how many parts keys are dealt."""
+    """Its attention, and to how many parts keys are dealt, or that its products are apart."""
     plans = [step.plan for step in program.plan.steps] if hasattr(program.plan, "steps") else [program.plan]
-    (plan,) = (p for p in plans if isinstance(p, AttentionPlan))
-    said = sum(p.cost.time_us for p in plans)
-    return f"{plan.configuration}, {plan.parts or 1} parts, said {said:.1f}"
+    said = f"said {sum(p.cost.time_us for p in plans):.1f}"
+    for plan in plans:
+        if isinstance(plan, AttentionPlan):
+            return f"{plan.configuration}, {plan.parts or 1} parts, {said}"
+    return f"{len(plans)} kernels, products apart, {said}"
 
 
 def measure(torch: Any, watch: Stopwatch, wanted: argparse.Namespace) -> None:
