@@ -24,7 +24,7 @@ from rich.text import Text
 from fusegen.cli.builds import Validation, validated
 from fusegen.cli.doctor import examine
 from fusegen.cli.plans import show_chains
-from fusegen.cli.programs import kernel_graphs
+from fusegen.cli.programs import kernel_candidates
 from fusegen.cli.showing import console, mark, mark_style, progress, prose, say, show_code, table, times
 from fusegen.compiling import Binary
 from fusegen.emitting import golden
@@ -68,12 +68,12 @@ class Result:
 
 def make(chain: Chain, target: Target) -> Result:
     """Compile and validate. What is missing here is noted; what is wrong fails."""
-    graphs = kernel_graphs(chain, target)
-    plans = tuple(plan(graph, target) for graph in graphs)
+    kernels = kernel_candidates(chain, target)
+    plans = tuple(found.need()[0] for found in kernels)
     binaries: tuple[Binary, ...] = ()
     trouble = ""
     try:
-        built = [build(graph, target) for graph in graphs]
+        built = [build(found.graph.written, target, found.plans[0].layout, known=found) for found in kernels]
         plans = tuple(one.source.plan for one in built)
         binaries = tuple(one.binary for one in built if one.binary is not None)
     except MissingError as missing:

@@ -17,7 +17,7 @@ import pytest
 from fusegen.cli import plans
 from fusegen.cli.doctor import Check, Examination, examine
 from fusegen.cli.health import show
-from fusegen.cli.programs import kernel_graphs
+from fusegen.cli.programs import kernel_candidates
 from fusegen.database import choose
 from fusegen.errors import NoPlan
 from fusegen.planner import candidates
@@ -114,7 +114,7 @@ def test_doctor(fits: Fits) -> None:
 def first_plans(name: str, target: Target) -> tuple[Plan, ...]:
     """A kernel's, or those of a program's; of one that takes seconds to search for, another program's."""
     chain = SHIPPED["mlp" if name in ("decoder_layer", "top_p_sample") else name]
-    return tuple(candidates(graph, target).plans[0] for graph in kernel_graphs(chain, target))
+    return tuple(found.need()[0] for found in kernel_candidates(chain, target))
 
 
 @pytest.mark.parametrize("name", ["fp8_block_gemm", "decoder_layer_prefill"])

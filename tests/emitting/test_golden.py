@@ -150,6 +150,7 @@ def test_references_run_alone() -> None:
         folder = folder / chain.name if (folder / chain.name).is_dir() else folder  # of a program
         whole = any(word in chain.name for word in ("block", "quant", "a16", "deepseek"))  # groups, blocks and halves
         most = 128 if whole else 4 if chain.graph.viewed else 5
+        most = 576 if chain.name == "mla_decode" else most  # its values are 512 columns of the keys
         fixed = numbers_in(folder / f"{chain.name}_reference.py", chain.name)
         small = chain.at(**{n: min(size, most) for n, size in chain.graph.sizes.items() if n not in fixed}).graph
 

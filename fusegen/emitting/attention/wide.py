@@ -86,10 +86,17 @@ class WideAttentionSpeller(AttentionSpeller):
             "brought": [key] if plan.shared else [key, value],
             "copies": made["copies"] and not plan.tile.held,
             "across": plan.warp_keys // plan.atom.cols,
-            "tile_steps": plan.tile.keys // 16,
+            "tile_steps": plan.tile.keys // self.deep,
+            "deep": self.deep,
             "width_steps": plan.warp_columns // 16,
             "whose_keys": "the warp's keys of the tile",
         }
+
+    @property
+    def deep(self) -> int:
+        """Keys of a tile that one instruction multiplies by the values: of MFMA that takes halves of a lane at once, as
+        many as it is deep."""
+        return 32 if self.plan.atom.kind == "mfma" and self.plan.atom.instructions == 1 else 16
 
     def query_rows(self) -> str:
         """Where a lane's row of queries begins: one that there is."""
