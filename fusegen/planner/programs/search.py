@@ -111,6 +111,7 @@ def cheapest(
     if outcome.refusal:
         raise NoPlan(outcome.refusal)
     found = search.look(frozenset(search.graph.nodes[number] for number in outcome.stored))
+    assert found.whole, "a state that was kept is one whose kernels can all be planned"
     return search.program(found, dict(zip(outcome.stored, outcome.whys, strict=True)), outcome.cuts)
 
 
