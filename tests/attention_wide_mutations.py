@@ -58,7 +58,7 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"i % 2 - first_col;", "i % 2;"),
     # ---- HIP
     mutation("HIP: values across", "a key's neighbouring columns for keys below each other", WAVES,
-             r"\(i / 4 \* 16 \+ i % 4\) \* Pitch", "(i / 4 * 16 + i % 4)"),
+             r"from\[i \* Pitch\]", "from[i]"),
     mutation("HIP: queries of another row", "lanes of the warps below take the first one's", WAVES,
              r"own_row < rows_here \? own_row", "own_row < rows_here ? lane % 16"),
     mutation("HIP: queries beyond the last are read", "memory behind the operand", WAVES,

@@ -8,7 +8,7 @@ from typing import Protocol
 from fusegen.language.graph import Graph
 from fusegen.language.naming import value_names
 from fusegen.language.types import Dim, shape_text
-from fusegen.planner.parts import Access
+from fusegen.planner.parts import Access, Layout
 from fusegen.planner.traffic import Cost
 from fusegen.targets.base import Target
 
@@ -25,6 +25,9 @@ class Headed(Protocol):
 
     @property
     def graph(self) -> Graph: ...
+
+    @property
+    def layout(self) -> Layout: ...
 
     @property
     def target(self) -> Target: ...
@@ -194,6 +197,9 @@ def needs(plan: Headed) -> list[str]:
     for stem in dict.fromkeys(a.stem for a in plan.accesses if a.interleaved):
         woven = ", ".join(a.name for a in plan.accesses if a.stem == stem)
         lines.append(f"{woven}: by turns the elements of one array, in the vectors of {stem}")
+    read = {a.tensor for a in plan.accesses}
+    within = sorted(pair for pair in plan.layout.within if pair[0] not in read)
+    lines += [f"{part}: the first columns of {whole}'s rows, where they are read" for part, whole in within]
     shared = [a for a in plan.accesses if a.by_column and not a.strided and a.ld_axis is None and not result(a, plan)]
     for by_group, who in ((True, "rows of a group"), (False, "every row")):
         shapes = [f"{a.name} {shape_text(a.shape)}" for a in shared if (a.group_axis is not None) is by_group]

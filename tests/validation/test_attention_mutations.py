@@ -1,14 +1,17 @@
-"""The checker, checked on attention: every broken kernel of attention_mutations.py must fail validation."""
+"""The checker, checked on attention: every broken kernel of attention_mutations.py and attention_wide_mutations.py must
+fail validation."""
 
 from __future__ import annotations
 
 import pytest
 
 from fusegen.validation import validate
-from tests.attention_mutations import MUTATIONS, AttentionSubject
+from tests import attention_mutations, attention_wide_mutations
+from tests.attention_mutations import AttentionSubject
 from tests.mutations import Mutation
 from tests.validation.test_mutations import kernel_of, report_on
 
+MUTATIONS = (*attention_mutations.MUTATIONS, *attention_wide_mutations.MUTATIONS)
 SUBJECTS = tuple(dict.fromkeys(m.subject for m in MUTATIONS))
 
 

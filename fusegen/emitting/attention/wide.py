@@ -88,6 +88,7 @@ class WideAttentionSpeller(AttentionSpeller):
             "across": plan.warp_keys // plan.atom.cols,
             "tile_steps": plan.tile.keys // self.deep,
             "deep": self.deep,
+            "down": "(i / 4 * 16 + i % 4)" if self.deep > 16 else "i",
             "width_steps": plan.warp_columns // 16,
             "whose_keys": "the warp's keys of the tile",
         }

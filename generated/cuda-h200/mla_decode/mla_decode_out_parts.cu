@@ -11,7 +11,8 @@
 // floor    19.5 us at 4.8 TB/s; memory-bound at 195.18 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets kv_offset_0; f32 between
 // needs    D=576, T=8192, E=512; rows of all operands next to each other; q, kv, out_parts: address and
-//          strides in multiples of 16 B
+//          strides in multiples of 16 B; kv_offset_0: the first columns of kv's rows, where they are
+//          read
 // launch   lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>

@@ -12,7 +12,8 @@
 // floor    22.0 us at 5.3 TB/s; memory-bound at 156.44 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets kv_offset_0; f32 between
 // needs    D=576, T=8192, E=512; rows of all operands next to each other; q, kv, out_parts: address and
-//          strides in multiples of 16 B
+//          strides in multiples of 16 B; kv_offset_0: the first columns of kv's rows, where they are
+//          read
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -119,7 +120,7 @@ template <int Pitch, typename T>
 __device__ __forceinline__ Half load_down(const T* from) {
   Vec<T, 4> v;
   #pragma unroll
-  for (int i = 0; i < 4; ++i) v.at[i] = from[(i / 4 * 16 + i % 4) * Pitch];
+  for (int i = 0; i < 4; ++i) v.at[i] = from[i * Pitch];
   return *reinterpret_cast<const Half*>(&v);
 }
 

@@ -12,7 +12,8 @@
 // floor    11.7 us at 8 TB/s; memory-bound at 195.18 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets kv_offset_0; f32 between
 // needs    D=576, T=8192, E=512; rows of all operands next to each other; q, kv, out_parts: address and
-//          strides in multiples of 16 B
+//          strides in multiples of 16 B; kv_offset_0: the first columns of kv's rows, where they are
+//          read
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
