@@ -7,33 +7,20 @@ change. What is found under the hash of all this is the text that rendering woul
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from fusegen.emitting.rendering import template_folder
 from fusegen.planner.model import Plan, Source
+from fusegen.planner.spelled import SpelledKey, stamp_of
+from fusegen.planner.spelled import key_of as spelled_key
 from fusegen.planner.spelled import spelled as in_full
-from fusegen.planner.spelled import stamps
 from fusegen.storage import Damaged, Store
-from fusegen.storage import Key as AnyKey
-from fusegen.version import PACKAGE, VERSION
 
 log = logging.getLogger("fusegen.cache")
 
 Render = Callable[[Plan], Source]
-
-
-@dataclass(frozen=True, slots=True)
-class Key(AnyKey):
-    """Everything that a source depends on; its `text` is the plan's spelling, its `arch` the target's name."""
-
-    code: str  # the hash over fusegen's code and templates
 
 
 def remembered(plan: Plan, render: Render) -> Source:
@@ -62,22 +49,13 @@ def unpack(facts: Mapping[str, Any], plan: Plan) -> Source:
 # ---------------------------------------------------------------- what a source depends on
 
 
-def key_of(plan: Plan) -> Key:
+def key_of(plan: Plan) -> SpelledKey:
     """Raises TypeError for a plan that holds what has no spelling."""
-    text = hashlib.sha256(spelled(plan).encode()).hexdigest()
-    return Key(plan.name, plan.target.name, text, code_stamp())
+    return spelled_key(plan.name, plan.target.name, spelled(plan), code_stamp())
 
 
-@cache
 def code_stamp() -> str:
-    """A hash over the files of fusegen's code and its templates: their names, sizes and times of change."""
-    folders = (PACKAGE, template_folder())
-    found = [
-        *sys.version_info[:2],
-        VERSION,
-        *(stamp for folder in folders for stamp in stamps(str(folder))),
-    ]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+    return stamp_of(template_folder())
 
 
 def spelled(plan: Plan) -> str:

@@ -6,19 +6,45 @@ it, which is told by its files' sizes and times of change.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from fractions import Fraction
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fusegen.errors import Where
 from fusegen.language.graph import Graph, Node, Op
 from fusegen.language.nodes import behind
 from fusegen.language.types import DType
+from fusegen.storage import Key
+from fusegen.version import PACKAGE, VERSION
 
 Numbers = dict[Node | Op, int]  # of what is spelled once, and then known by its number
+
+
+@dataclass(frozen=True, slots=True)
+class SpelledKey(Key):
+    """Everything that an entry made of a graph depends on; its `text` is the spelling, its `arch` the target's name."""
+
+    code: str  # the hash over fusegen's code, and what else makes the entry
+
+
+def key_of(entry: str, arch: str, spelling: str, code: str) -> SpelledKey:
+    return SpelledKey(entry, arch, hashlib.sha256(spelling.encode()).hexdigest(), code)
+
+
+@cache
+def stamp_of(*folders: Path) -> str:
+    """A hash over the files of fusegen's code and of these folders: their names, sizes and times of change."""
+    files = (stamp for folder in (PACKAGE, *folders) for stamp in stamps(str(folder)))
+    found = [*sys.version_info[:2], VERSION, *files]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def spelled(value: Any, *graphs: Graph) -> str:
@@ -76,7 +102,7 @@ def spell(value: Any, words: list[str], numbers: Numbers) -> None:
         for field in fields(value):
             spell(getattr(value, field.name), words, numbers)
     else:
-        raise TypeError(f"a plan holds {value!r}, which has no spelling")
+        raise TypeError(f"found {value!r}, which has no spelling")
 
 
 def alone(value: Any, numbers: Numbers) -> str:
@@ -87,6 +113,7 @@ def alone(value: Any, numbers: Numbers) -> str:
 
 
 def stamps(folder: str) -> Iterator[tuple[str, int, int]]:
+    """The files of a folder and of those in it: path, bytes, and when each was changed."""
     with os.scandir(folder) as listing:
         for item in sorted(listing, key=lambda item: item.name):
             if item.is_dir():

@@ -17,11 +17,12 @@ from fusegen import ops as F
 from fusegen.compiling import Binary, Resources, compiler_version, versions
 from fusegen.emitting import sources
 from fusegen.emitting.rendering import render
-from fusegen.emitting.sources import Key, key_of, remembered, spelled
+from fusegen.emitting.sources import key_of, remembered, spelled
 from fusegen.errors import MissingError
 from fusegen.language.graph import Graph
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Plan, RowPlan, Source
+from fusegen.planner.spelled import SpelledKey as Key
 from fusegen.planner.spelled import alone, stamps
 from fusegen.runtime import cache
 from fusegen.storage import Store, clear, survey

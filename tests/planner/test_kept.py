@@ -70,7 +70,7 @@ def test_what_it_depends_on(looked: list[int], monkeypatch: pytest.MonkeyPatch, 
     anew()
     looked.clear()
     if change == "code":
-        monkeypatch.setattr(kept, "code_stamp", lambda: "another")
+        monkeypatch.setattr(kept, "stamp_of", lambda: "another")
     graph = MOE.at(T=8192) if change == "sizes" else MOE
     target = Target(**{**vars_of(H200), "sms": 131}) if change == "target" else H200
     anew(graph, target, *[1e6] * (change == "limit"))

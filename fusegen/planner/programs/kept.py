@@ -7,33 +7,20 @@ the state as the search made it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from fusegen.language.graph import Graph
 from fusegen.planner.programs.model import Cut
-from fusegen.planner.spelled import spelled, stamps
+from fusegen.planner.spelled import key_of, spelled, stamp_of
 from fusegen.storage import Damaged, Store
-from fusegen.storage import Key as AnyKey
 from fusegen.targets.base import Target
-from fusegen.version import PACKAGE, VERSION
 
 log = logging.getLogger("fusegen.cache")
 
 WORTH_KEEPING = 20  # states; to look at fewer takes no longer than to read a file
-
-
-@dataclass(frozen=True, slots=True)
-class Key(AnyKey):
-    """Everything that a search depends on; its `text` is the spelling of the graph, the target and the limits."""
-
-    code: str  # the hash over fusegen's code
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +42,7 @@ def remembered(graph: Graph, target: Target, limits: Sequence[object], search: C
     except TypeError as error:
         log.debug("not remembered: the cuts of %s: %s", graph.name, error)
         return search()
-    key = Key(graph.name, target.name, hashlib.sha256(text.encode()).hexdigest(), code_stamp())
+    key = key_of(graph.name, target.name, text, stamp_of())
     store = Store("searches")
     if (found := store.load(key, lambda facts, _: unpack(facts, len(graph.nodes)))) is not None:
         return found
@@ -79,10 +66,3 @@ def unpack(facts: Mapping[str, Any], nodes: int) -> Outcome:
     if len(stored) != len(whys) or not all(0 <= number < nodes for number in stored) or times - {float, type(None)}:
         raise Damaged("it is no search's")
     return found
-
-
-@cache
-def code_stamp() -> str:
-    """A hash over the files of fusegen's code: their names, sizes and times of change."""
-    found = [*sys.version_info[:2], VERSION, *stamps(str(PACKAGE))]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
