@@ -48,6 +48,7 @@ class Spelling:
     shuffle_among: str  # the same, {2}: of the lanes that come together, as bits
     shuffle: str  # {0}: value, {1}: lane, {2}: of how many neighbours, a power of two
     functions: Mapping[str, tuple[str, ...]]  # bodies of functions that the hardware has a word for
+    tested_loads_wait: bool = False  # the compiler waits for a load under a test before it issues the next one
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,8 @@ SPELLING = Spelling(
     shuffle_xor="__shfl_xor({0}, {1})",  # the _sync form of ROCm 7 wants a 64-bit mask, and ROCm 6 has none
     shuffle_among="__shfl_xor({0}, {1})",
     shuffle="__shfl({0}, {1}, {2})",
+    # It takes the vector apart in the test's branch: of 8 loads of a causal row each was waited for, 1 in flight a wave
+    tested_loads_wait=True,
     # v_exp_f32, v_rcp_f32 and v_log_f32, 1 ulp each ("CDNA 3 instruction set", VOP1); v_max_f32 drops a NaN, so the
     # larger is a comparison and a selection
     functions={

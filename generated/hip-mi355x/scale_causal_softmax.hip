@@ -43,20 +43,6 @@ __device__ __forceinline__ Vec<T, N> load_evict_first(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(&bits);
 }
 
-// the vector at p where it is wanted, else zeros. It waits as words: what is narrower is taken apart where it arrives, and
-// would have to be there before the next load is issued
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load_evict_first_where(bool wanted, const T* p) {
-  Vec<unsigned, sizeof(Vec<T, N>) / 4> words{};
-  if (wanted) {
-    const Vec<T, N> found = load_evict_first<N>(p);
-    memcpy(&words, &found, sizeof(words));
-  }
-  Vec<T, N> v;
-  memcpy(&v, &words, sizeof(v));
-  return v;
-}
-
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
   return a > b || a != a ? a : b;
@@ -129,7 +115,7 @@ scale_causal_softmax(
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * row_threads + lane) * 8;
-    scores_vec[v] = load_evict_first_where<8>(col <= last, scores_row + col);
+    scores_vec[v] = load_evict_first<8>(scores_row + (col <= last ? col : 0));
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {

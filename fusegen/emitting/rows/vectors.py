@@ -87,13 +87,16 @@ class Vectors(Part):
     def from_memory(self, load: Load, inside: bool, sure: bool = False) -> str:
         """`sure`: the vector lies in the row, with all that is read for it."""
         access = load.access
-        narrow = access.dtype.bytes < WORD_BYTES and access.vector * access.dtype.bytes % WORD_BYTES == 0
-        plain = narrow and access.mode == "vector" and (sure or self.plan.tail != "element")
+        plain = access.mode == "vector" and (sure or self.plan.tail != "element")
         if inside or not load.until or not plain:
+            return self.within(load, self.load_call(access, sure), inside)
+        test = self.words.within_limit("col", load.until)
+        if self.words.spelling.tested_loads_wait:  # the row's first vector, which is there, stands in
+            return self.load_call(access, sure, col=f"({test} ? col : 0)")
+        if access.dtype.bytes >= WORD_BYTES or access.vector_bytes % WORD_BYTES:
             return self.within(load, self.load_call(access, sure), inside)
         name = "load_evict_first" if access.evict_first else "load"
         self.words.functions.update((name, f"{name}_where"))
-        test = self.words.within_limit("col", load.until)
         return f"{name}_where<{access.vector}>({test}, {self.frame.pointer(access)} + col)"
 
     def pieces_from_memory(self, load: Load, inside: bool) -> str:
@@ -108,17 +111,17 @@ class Vectors(Part):
         ends = "false" if sure else self.frame.in_last_turns(f"{access.name}_ends", before)
         return f"{function}<{access.vector}>({self.frame.pointer(access)}, col, {self.frame.cols}, {ends})"
 
-    def load_call(self, access: Access, sure: bool = False) -> str:
+    def load_call(self, access: Access, sure: bool = False, col: str = "col") -> str:
         row, width = self.frame.pointer(access), access.vector
         ragged = self.plan.tail == "element" and not self.plan.flat and not sure
         if access.apart:
             return self.load_apart(access, ragged)
         if access.interleaved:
             self.words.functions.add("load")
-            return f"load<{width * access.together}>({row} + {scaled('col', access.together)})"
+            return f"load<{width * access.together}>({row} + {scaled(col, access.together)})"
         if access.evict_first and (sure or self.plan.tail != "element"):
             self.words.functions.add("load_evict_first")
-            return f"load_evict_first<{width}>({row} + col)"
+            return f"load_evict_first<{width}>({row} + {col})"
         if access.mode == "misaligned":
             self.words.functions.update((*PIECES, "load_row_pieces", "load_misaligned"))
             return self.misaligned_call("load_misaligned", access, sure)
@@ -130,7 +133,7 @@ class Vectors(Part):
             return f"load_each_within<{width}>({row}, col, {self.frame.cols})"
         name = "load_each" if access.mode == "element" else "load"
         self.words.functions.add(name)
-        return f"{name}<{width}>({row} + col)"
+        return f"{name}<{width}>({row} + {col})"
 
     def load_apart(self, access: Access, ragged: bool = False) -> str:
         """Elements that are a stride apart."""
