@@ -77,6 +77,12 @@ def speller(plan: Plan) -> Spelling:
         from fusegen.emitting.columns.spelling import ColumnsSpeller
 
         return ColumnsSpeller(plan)
+    from fusegen.planner.sorting.plan import SlotsPlan
+
+    if isinstance(plan, SlotsPlan):
+        from fusegen.emitting.sorting.spelling import SlotsSpeller
+
+        return SlotsSpeller(plan)
     from fusegen.planner.attention.parts import AttentionPlan
     from fusegen.planner.attention.weights import WeightsPlan
     from fusegen.planner.attention.weights_wgmma import WgmmaWeightsPlan

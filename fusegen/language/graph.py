@@ -56,7 +56,7 @@ FITTED: Mapping[str, DType] = {**CASTS, "to_i8": i8, "to_u8": u8}
 
 ROWS_AT = ("gather", "paged_rows")
 """Of the ops that look something up, those that find rows of a table, along its first axis."""
-ALONG_ROWS = (Kind.PRODUCT, Kind.SCAN, Kind.SPREAD)  # what they make varies along a row, whatever of
+ALONG_ROWS = (Kind.PRODUCT, Kind.SCAN, Kind.SPREAD, Kind.ORDER)  # what they make varies along a row, whatever of
 COUNT_ELEMENTS = ("col_index", "element_low", "element_high")
 """Made from nothing, another number for each element of a row. Of chosen columns an element's words take these."""
 LARGEST_SIZE = 2**40
@@ -194,6 +194,11 @@ class Graph:
         return tuple(n for n in self.nodes if n.op.kind is Kind.DEAL)
 
     @cached_property
+    def orders(self) -> tuple[Node, ...]:
+        """Of slots that name a group each: where groups end, which slot goes where."""
+        return tuple(n for n in self.nodes if n.op.kind is Kind.ORDER)
+
+    @cached_property
     def parts(self) -> tuple[Node, ...]:
         """What is reduced over every so-many-th row."""
         return tuple(n for n in self.nodes if n.op.kind is Kind.PART)
@@ -202,7 +207,7 @@ class Graph:
     def iterated(self) -> tuple[Tensor, ...]:
         """The tensors that the passes over rows and columns read or write: all but those behind the selection, those of
         a row's groups, those of parts of the rows, those of spaces of their own, and those in rows at an index."""
-        apart = self.picked | self.grouped | self.inner | self.tables | self.written_at | frozenset(self.parts)
+        apart = self.picked.union(self.grouped, self.inner, self.tables, self.written_at, self.parts, self.orders)
         return tuple(t for t in (*self.inputs, *self.outputs) if t.node not in apart)
 
     @cached_property
@@ -361,8 +366,9 @@ class Graph:
 
     @cached_property
     def fixed(self) -> frozenset[Size]:
-        """The sizes that are constants of a kernel that passes over rows or multiplies matrices."""
-        return self.fixed_by(self.reductions)
+        """The sizes that are constants of a kernel that passes over rows, multiplies matrices, or sorts slots."""
+        slots = {n.shape[-1] for n in self.orders}
+        return self.fixed_by(self.reductions) | slots | set(dims_in(tuple(slots)))
 
     def fixed_by(self, reductions: Iterable[Node]) -> frozenset[Size]:
         """The same, if these were all reductions."""

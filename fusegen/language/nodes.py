@@ -34,6 +34,7 @@ class Kind(Enum):
     JOIN = "join"  # several values side by side
     UNPACK = "unpack"  # numbers of 4 bits from the bytes that hold them: a factor of one kernel only
     GATHER = "gather"  # what an operand has in rows or columns that another value names
+    ORDER = "order"  # of slots that name a group each: where groups end, which slot goes where
     SCATTER = "scatter"  # an operand with new rows, where another value names them: written in its own memory
     PRODUCT = "product"  # [.., M, K] and [.., K, N] become [.., M, N]
     BIAS = "bias"  # to each row of a grouped product is added what an operand has for the row's group

@@ -47,6 +47,7 @@ def obstacle(graph: Graph) -> Obstacle | None:
             return Obstacle(reason, graph.where)
     return (
         of_ends(graph)
+        or of_orders(graph)
         or of_gathers(graph)
         or of_scatters(graph)
         or of_scans(graph, shape)
@@ -66,6 +67,28 @@ def of_ends(graph: Graph) -> Obstacle | None:
     for node in graph.nodes:
         if node.op.kind is Kind.BIAS and not any(product.ends is node.ends for product in graph.products):
             return Obstacle(f"the bias of {node.operator} is added where its groups are multiplied", node.where)
+    return None
+
+
+def of_orders(graph: Graph) -> Obstacle | None:
+    """Slots that are sorted beside anything else, or by what is computed: their kernel places all of them, and has
+    nothing but their groups to go by."""
+    for node in graph.orders:
+        said = f"{node.operator} sorts slots by the groups that they name"
+        ids = node.inputs[0]
+        if shown(ids).op.kind is not Kind.INPUT:
+            return Obstacle(f"{said}, which are computed: a program cuts here", node.where, ids)
+        if ids is not graph.orders[0].inputs[0]:
+            first = graph.orders[0]
+            return Obstacle(f"{said}, and {first.operator} at {first.where} sorts others", node.where, node)
+        if any(a.op.kind is not Kind.ORDER for a in node.inputs[1:]):
+            return Obstacle(f"{said}, and counts them for itself", node.where)
+    allowed = {*graph.orders, *(n for n in graph.nodes if n.op.kind is Kind.VIEW)}
+    for other in graph.nodes if graph.orders else ():
+        if other.inputs and other not in allowed:
+            made = next((shown(a) for a in other.inputs if shown(a).op.kind is Kind.ORDER), other)
+            said = f"{other.operator} at {other.where} needs another kernel than what sorts slots by their groups"
+            return Obstacle(f"{said}: a program cuts here", other.where, made)
     return None
 
 
@@ -203,6 +226,8 @@ def of_outputs(graph: Graph, shape: Shape) -> Obstacle | None:
             gone = reduced_axes(graph)
             whole = tuple(s if a in gone and leading[a] == 1 else leading[a] for a, s in enumerate(shape))
             leading = whole if all(leading[a] == 1 for a in gone) else leading
+        if tensor.node in graph.orders:
+            continue
         k = [graph.selection.shape[-1]] if graph.selection and tensor.node in graph.picked else []
         if tensor.node in graph.grouped:
             k = [tensor.shape[-1]]

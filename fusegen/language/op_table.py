@@ -389,6 +389,15 @@ OPS["put"] = Op(
 )
 
 
+# ---- slots sorted by the group that each names: the functions of fusegen.language.segments are their meaning. How many
+# groups there are a node of the first says in its own text
+for _name, _count, _ref, _doc in (
+    ("group_ends", 1, "", "behind which slot each group ends, of slots sorted by the group that each names"),
+    ("slot_order", 2, "order_of_slots({0}, {1})", "slots sorted by the group that each names, stable"),
+    ("slot_places", 2, "places_of_slots({0}, {1})", "where each slot goes that is sorted by its group"),
+):
+    OPS[_name] = Op(_name, Kind.ORDER, _count, _ref, "", _doc, takes="int", slots=16, ulps=0, result=i32)
+
 # ---- matrix products over the last two axes, summed in f32; factors are f16 or bf16 in memory, or rounded to it
 OPS["transpose"] = Op("transpose", Kind.TRANSPOSE, 1, "np.swapaxes({0}, -1, -2)", "",
                       "an operand's matrices, transposed", flops=0, takes="any", slopes=("1",), ulps=0,

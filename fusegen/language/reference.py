@@ -73,11 +73,10 @@ def imports(graph: Graph) -> list[str]:
 def helpers(graph: Graph) -> list[str]:
     """The functions that selections, computed places and random numbers call."""
     found = [*selection_helpers(graph), *gathering_helpers(graph), *largest_helpers(graph)]
-    if any(n.ends for n in graph.products):
-        from fusegen.language.segments import source_of  # imports numpy, which tracing a spec does without
+    if grouped := dict.fromkeys(n.op.name for n in graph.nodes if n.ends or n.op.kind is Kind.ORDER):
+        from fusegen.language.segments import sources_of  # imports numpy, which tracing a spec does without
 
-        grouped = dict.fromkeys(n.op.name for n in graph.nodes if n.ends)
-        found += ["\n\n" + source_of(name).rstrip("\n") for name in grouped]
+        found += ["\n\n" + text.rstrip("\n") for text in sources_of(grouped)]
     if any(n.op.name == "philox" for n in graph.nodes):
         from fusegen.language import philox
 

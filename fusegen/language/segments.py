@@ -1,4 +1,4 @@
-"""What a grouped product means, in numpy: the functions that a chain's reference calls, and their text.
+"""What groups of rows mean, in numpy, and sorting slots by them: functions that a reference calls, and their text.
 
 Groups of rows lie one behind the other, and `ends` says behind which row each of them ends. A row is of the first group
 whose end lies behind it, whatever the ends are: so of ends that descend or are negative some groups are empty, and of
@@ -8,7 +8,8 @@ ends beyond the rows there are no more rows. Rows behind all ends are of no grou
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,32 @@ def add_by_group(y: Any, table: Any, ends: Any) -> Array:
     return result
 
 
-def source_of(name: str) -> str:
-    """The text of one of them and of what it calls, as it stands above, without its types: it runs on numpy alone."""
+def ends_of_groups(ids: Any, groups: int) -> Array:
+    """Behind which slot each group ends, of slots sorted by the group that each names; ids that are no group's name
+    none."""
+    named = ids[(ids >= 0) & (ids < groups)]
+    return np.cumsum(np.bincount(named, minlength=groups)).astype(np.int32)
+
+
+def order_of_slots(ids: Any, ends: Any) -> Array:
+    """Slots by the group that each names, those of one group in their own order, those of none behind all others."""
+    groups = len(ends)
+    return np.argsort(np.where((ids >= 0) & (ids < groups), ids, groups), kind="stable").astype(np.int32)
+
+
+def places_of_slots(ids: Any, ends: Any) -> Array:
+    """Where each slot is in that order."""
+    return np.argsort(order_of_slots(ids, ends)).astype(np.int32)
+
+
+def sources_of(names: Iterable[str]) -> list[str]:
+    """The texts of what these ops call, each once, as they stand above, without types: they run on numpy alone."""
     functions: dict[str, tuple[Callable[..., Array], ...]] = {
         "grouped_matmul": (group_bounds, matmul_by_group),
         "add_group_rows": (add_by_group,),
+        "group_ends": (ends_of_groups,),
+        "slot_order": (order_of_slots,),
+        "slot_places": (order_of_slots, places_of_slots),
     }
-    text = "\n\n".join(inspect.getsource(function) for function in functions[name])
-    return text.replace(": Any", "").replace("rows: int", "rows").replace(" -> Array", "")
+    found = dict.fromkeys(function for name in names for function in functions[name])
+    return [re.sub(r": (Any|int)\b| -> Array", "", inspect.getsource(function)) for function in found]

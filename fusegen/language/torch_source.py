@@ -85,6 +85,12 @@ TEXTS: Mapping[str, str] = {
     "device={0}.device)[{0}.long() & 15]",
     "round_f4e2m1": "torch.where((a := {0}.abs().nan_to_num(6.0)) < 2, (2 * a).round() / 2, "
     "torch.where(a < 4, a.round(), 2 * (a / 2).round()).clamp(max=6)).copysign({0})",
+    "group_ends": "torch.searchsorted(torch.sort({0}.masked_fill({0} < 0, 2**31 - 1)).values, "
+                  "torch.arange({groups}, dtype={0}.dtype, device={0}.device), right=True).to(torch.int32)",
+    "slot_order": "torch.argsort({0}.masked_fill(({0} < 0) | ({0} >= {1}.shape[0]), 2**31 - 1), stable=True)"
+                  ".to(torch.int32)",
+    "slot_places": "torch.argsort(torch.argsort({0}.masked_fill(({0} < 0) | ({0} >= {1}.shape[0]), 2**31 - 1), "
+                   "stable=True)).to(torch.int32)",
     "transpose": "{0}.mT", "matmul": "{0} @ {1}", "matmul_tf32": "{0} @ {1}",
     "grouped_matmul": "F.grouped_mm({0}, {1}, offs={2})",
     "add_group_rows": "{0} + F.pad({1}, (0, 0, 0, 1))[torch.searchsorted({2}.cummax(0).values, "
@@ -425,6 +431,8 @@ class Writer:
             template = CLAMPS[node.op.name]
             if self.is_number(node.inputs[0]):
                 arguments.reverse()
+        if node.op.name == "group_ends":
+            return template.format(*arguments, groups=size_of(node.shape[-1], self.graph.sizes))
         return template.format(*arguments)
 
     def is_number(self, node: Node) -> bool:

@@ -88,6 +88,8 @@ def spanned(graph: Graph) -> dict[Node, frozenset[object]]:
         axes = frozenset[object]().union(*(table[a] for a in node.inputs))
         if node.op.kind is Kind.SELECT:
             axes |= dims_of(node) - dims_of(replace(node, shape=(*node.shape[:-1], 1)))  # k is its own
+        if node.op.kind is Kind.ORDER:  # groups are none of the slots' axes
+            axes |= dims_of(node)
         table[node] = axes & dims_of(node) if node.op.kind in (Kind.REDUCE, Kind.PRODUCT, Kind.SELECT) else axes
     return table
 

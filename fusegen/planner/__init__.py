@@ -70,6 +70,14 @@ def for_columns(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     return found(graph, target, layout)
 
 
+def for_slots(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+    """Imported with the first slots that are sorted by their groups."""
+    if not graph.orders:
+        raise NotFor("the chain sorts no slots by their groups, as F.sort_by_group does")
+    found: Rule = import_module("fusegen.planner.sorting.rule").slot_sort
+    return found(graph, target, layout)
+
+
 def for_parts(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     """Imported with the first reduction over rows by parts."""
     if not graph.parts:
@@ -80,7 +88,8 @@ def for_parts(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
 
 RULES: Mapping[str, Rule] = {
     "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "topk_small_k": small_k, "topk_large_k": large_k,
-    "columns": for_columns, "row_parts": for_parts, "attention": for_attention("attention", "rule"),
+    "columns": for_columns, "row_parts": for_parts, "slot_sort": for_slots,
+    "attention": for_attention("attention", "rule"),
     "attention_wgmma": for_attention("attention_wgmma", "wgmma_rule"),
     "attention_wide": for_attention("attention_wide", "wide_rule"),
     "gemm": for_products("gemm", "mma_rule"), "wgmma": for_products("wgmma", "wgmma_rule"),

@@ -203,7 +203,7 @@ def needs(plan: Headed) -> list[str]:
     shared = [a for a in plan.accesses if a.by_column and not a.strided and a.ld_axis is None and not result(a, plan)]
     for by_group, who in ((True, "rows of a group"), (False, "every row")):
         shapes = [f"{a.name} {shape_text(a.shape)}" for a in shared if (a.group_axis is not None) is by_group]
-        if shapes and not plan.flat:
+        if shapes and not plan.flat and not plan.graph.orders:
             lines.append(f"{', '.join(shapes)} shared by {who}")
     return lines or ["nothing of its operands' alignment"]
 

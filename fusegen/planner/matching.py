@@ -29,7 +29,10 @@ def need_no_product(graph: Graph, rule: str) -> None:
 
 
 def need_no_columns(graph: Graph, rule: str) -> None:
-    """Raises NotFor for a chain that reduces over rows."""
+    """Raises NotFor for a chain that reduces over rows, or sorts slots by their groups."""
+    if graph.orders:
+        first = graph.orders[0]
+        raise NotFor(f"{first.operator} at {first.where} sorts slots by their groups; {rule} takes each row by itself")
     if graph.parts:
         part = graph.parts[0]
         said = f"{part.operator} at {part.where} reduces over every so-many-th row"

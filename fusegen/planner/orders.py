@@ -18,6 +18,8 @@ SUMMING = (Kind.REDUCE, Kind.SCAN, Kind.GROUP, Kind.PART, Kind.DEAL, Kind.PRODUC
 def order_of(plan: Plan) -> Hashable:
     """What a row's bits depend on beside the formula: plans of one order give the same, as far as it is known. Of
     others it is the plan itself. Whole numbers have the same sums in any order."""
+    if plan.graph.orders:  # slots have one order
+        return ()
     if isinstance(plan, RowPlan):
         return () if whole_numbers(plan.graph) else (plan.rule, plan.keeps, plan.uniform_results, plan.order)
     if isinstance(plan, ScoresPlan):

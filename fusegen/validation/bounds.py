@@ -63,7 +63,7 @@ from fusegen.validation.products import (
     vectors_by_group,
     whole_error,
 )
-from fusegen.validation.rearranged import joined, looked_up, unpacked, viewed
+from fusegen.validation.rearranged import joined, looked_up, ordered_slots, unpacked, viewed
 from fusegen.validation.reductions import of_deals, of_groups, of_parts, over_rows, reduction, scanned
 from fusegen.validation.regrouped import (
     columns_dealt,
@@ -240,6 +240,8 @@ def step(
         return joined(node, args, sizes)
     if node.op.kind is Kind.GATHER:
         return looked_up(node, *args)
+    if node.op.kind is Kind.ORDER:
+        return ordered_slots(node, args, sizes)
     if node.op.kind is Kind.BIAS:
         rows = vectors_by_group(len(args[0].value), *args[1:])
         return smooth(replace(node, op=OPS["add"], inputs=node.inputs[:2]), [args[0], rows])

@@ -128,6 +128,11 @@ def index_limits(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
             if source in graph.tensor_of and source.dtype is i32 and source.shape:  # of i64 too: the value's type
                 name, number = graph.tensor_of[source].name, size_of(size, sizes)
                 found[name] = min(number, found.get(name, number))
+    for node in graph.orders:  # slots that name groups
+        groups = size_of((node.inputs[1] if node.inputs[1:] else node).shape[-1], sizes)
+        for source in behind([node.inputs[0]]):
+            if source in graph.tensor_of and source.dtype is i32 and source.shape:
+                found.setdefault(graph.tensor_of[source].name, groups)
     return found
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fusegen.language.graph import ROWS_AT, Node
 from fusegen.language.lookup import pages_at, rows_at, take_at
+from fusegen.language.segments import ends_of_groups, order_of_slots, places_of_slots
 from fusegen.language.types import f4e2m1, size_of
 from fusegen.language.views import positions_in
 from fusegen.validation.bounded import Bounded, exact
@@ -49,6 +50,16 @@ def looked_up(node: Node, source: Bounded, index: Bounded) -> Bounded:
         )
         unsure = np.broadcast_to(index.error > 0, found.value.shape)
     return Bounded(found.value, np.where(unsure, np.inf, found.error)) if np.any(index.error > 0) else found
+
+
+def ordered_slots(node: Node, args: Sequence[Bounded], sizes: Mapping[str, int]) -> Bounded:
+    """Where groups of slots end, their order, or their places: unknown where the group of one is."""
+    ids = args[0].value
+    if node.op.name == "group_ends":
+        value = ends_of_groups(ids, size_of(node.shape[-1], sizes))
+    else:
+        value = (order_of_slots if node.op.name == "slot_order" else places_of_slots)(ids, args[1].value)
+    return exact(value) if args[0].exact else Bounded(value, np.full(value.shape, np.inf))
 
 
 def unpacked(node: Node, arg: Bounded) -> Bounded:

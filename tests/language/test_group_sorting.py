@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,14 @@ from hypothesis import strategies as st
 import fusegen
 from fusegen import bf16, chain, dims, f32, i32
 from fusegen import ops as F
-from fusegen.errors import SpecError
-from fusegen.runtime import Program
+from fusegen.emitting.rendering import render
+from fusegen.errors import NoPlan, SpecError
+from fusegen.planner import candidates
+from fusegen.planner.sorting.plan import SlotsPlan
+from fusegen.runtime import Kernel, Program, finding
+from fusegen.targets import target
 from fusegen.validation import validate
+from fusegen.validation.few_parts import no_variant
 from tests.specs import FEW, SHIPPED
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
@@ -41,9 +47,9 @@ def of_counts(x: bf16[T, K], w: bf16[E, N, K], counts: i32[E]) -> f32[T, N]:
 
 
 def obvious(ids: Array, groups: int) -> tuple[Array, Array, Array]:
-    """By sorting, in words: slots of no group behind all others, negative ids last."""
+    """By sorting, in words: slots of no group behind all others."""
     flat = ids.reshape(-1).astype(np.int64)
-    order = np.argsort(np.where(flat < 0, 2**31 - 1, flat), kind="stable")
+    order = np.argsort(np.where((flat < 0) | (flat >= groups), groups, flat), kind="stable")
     ends = np.array([((flat >= 0) & (flat <= group)).sum() for group in range(groups)])
     return order, ends, np.argsort(order).reshape(ids.shape)
 
@@ -51,29 +57,81 @@ def obvious(ids: Array, groups: int) -> tuple[Array, Array, Array]:
 KERNELS: dict[tuple[Any, ...], Any] = {}
 
 
-def compiled(one: Any, target: str, **sizes: int) -> Any:
-    key = (one.name, target, *sizes.items())
+def compiled(one: Any, on: str, **sizes: int) -> Any:
+    key = (one.name, on, *sizes.items())
     if key not in KERNELS:
-        KERNELS[key] = fusegen.compile(one.at(**sizes), target, on="emulator")
+        KERNELS[key] = fusegen.compile(one.at(**sizes), on, on="emulator")
     return KERNELS[key]
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), target=st.sampled_from(TARGETS), tokens=st.sampled_from([1, 2, 7]))
-def test_slots_are_sorted_by_their_groups(data: st.DataObject, target: str, tokens: int) -> None:
+@given(data=st.data(), on=st.sampled_from(TARGETS), tokens=st.sampled_from([1, 2, 7]))
+def test_slots_are_sorted_by_their_groups(data: st.DataObject, on: str, tokens: int) -> None:
     """Groups are empty, have all slots, or are none: ids of -1, of E, and far ones."""
     pool = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, -1, -7, 5, 99, 2**31 - 1, -(2**31)]), min_size=1))
     ids = data.draw(st.lists(st.sampled_from(pool), min_size=3 * tokens, max_size=3 * tokens))
     given_ids = np.array(ids, np.int32).reshape(tokens, 3)
-    found = compiled(by_group, target, T=tokens)(given_ids)
+    found = compiled(by_group, on, T=tokens)(given_ids)
     for got, wanted in zip(found, obvious(given_ids, 5), strict=True):
         assert np.array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+def of_warps(on: str, warps: int, slots: int = 2500) -> Kernel:
+    """`by_group`'s kernel with so many warps: of few, a lane has several rounds of slots."""
+    graph = of_many.at(S=slots).graph
+    plan = next(p for p in candidates(graph, target(on)).plans if isinstance(p, SlotsPlan) and p.tile.warps == warps)
+    return Kernel(render(plan), None, finding.find(plan.target, "emulator", check=True), no_variant)
+
+
+@chain(S=2500, E=70)
+def of_many(ids: i32[S]) -> tuple[i32[S], i32[E], i32[S]]:
+    return F.sort_by_group(ids, E)
+
+
+@pytest.mark.parametrize(("on", "warps"), [("cuda:h200", 4), ("cuda:h200", 32), ("hip:mi300x", 4), ("hip:mi300x", 16)])
+def test_blocks_of_every_size_sort_alike(on: str, warps: int) -> None:
+    """Of many slots some lanes have several rounds, and the last warps have none; a group has one slot, or none."""
+    rng = np.random.default_rng(warps)
+    for ids in (rng.integers(-2, 75, 2500), np.full(2500, 69), rng.choice([0, 3, 99], 2500)):
+        ids[1111] = 17
+        found = of_warps(on, warps)(ids.astype(np.int32))
+        for got, wanted in zip(found, obvious(ids, 70), strict=True):
+            assert np.array_equal(got, wanted)
+
+
+FAULTS = {
+    "counts that are not cleared": ("(&counted[0][0])[at] = 0;", ";"),
+    "a warp's second round goes where its first one went": (
+        "      if ((same & lanes_below) == 0) counted[warp][group[i]] += count(same);\n      }", "      }"),
+    "warps before count for nothing": ("total += own;", "total = own;"),
+    "groups before count for nothing": ("before += __shfl", "before = __shfl"),
+    "slots of one group in any order": ("count(same & lanes_below)", "count(same & ~lanes_below) - 1"),
+    "ids behind the last group": ("0 <= id && id < groups ?", "0 <= id ?"),
+    "negative ids": ("0 <= id && id < groups ?", "id < groups ?"),
+    "lanes that don't wait for one another": ("    meet();\n      if", "      if"),
+    "warps that don't wait for one another": ("  __syncthreads();\n\n  // of each group", "\n  // of each group"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_caught(fault: str) -> None:
+    old, new = FAULTS[fault]
+    kernel = of_warps("cuda:h200", 4)
+    text = kernel.source.text.replace(old, new)
+    assert text != kernel.source.text
+    wrong = Kernel(replace(kernel.source, text=text), None, kernel.device, no_variant)
+    assert not validate(wrong, quick=True).ok
+
+
+def test_more_groups_than_a_block_counts_are_refused() -> None:
+    with pytest.raises(NoPlan, match="by 60000 groups, whose counts of 4 warps take 1200020 bytes of shared memory"):
+        fusegen.plan(of_many.at(E=60000), target("cuda:h200"))
+
+
+@pytest.mark.parametrize("on", TARGETS)
 @pytest.mark.parametrize("one", [by_group, of_one_axis, of_counts], ids=lambda one: one.name)
-def test_kernels_pass(one: Any, target: str) -> None:
-    assert validate(compiled(one, target), quick=True).ok
+def test_kernels_pass(one: Any, on: str) -> None:
+    assert validate(compiled(one, on), quick=True).ok
 
 
 def test_ends_may_be_computed() -> None:
@@ -89,13 +147,13 @@ def test_ends_may_be_computed() -> None:
     np.testing.assert_allclose(kernel(x, w, counts), wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_layer_of_experts_is_what_its_experts_make(target: str) -> None:
+@pytest.mark.parametrize("on", TARGETS)
+def test_a_layer_of_experts_is_what_its_experts_make(on: str) -> None:
     """Against numpy, expert by expert; of one token as well."""
     rng = np.random.default_rng(8)
     for tokens in (1, 9):
         sizes = {**FEW["moe_layer"], "T": tokens}
-        kernel = compiled(SHIPPED["moe_layer"], target, **sizes)
+        kernel = compiled(SHIPPED["moe_layer"], on, **sizes)
         d, h, e = sizes["D"], sizes["H"], sizes["E"]
         shapes = ((tokens, d), (e, d), (e, h, d), (e, h, d), (e, d, h))
         x, router, gate, up, down = (rng.standard_normal(s).astype(bf16.numpy) for s in shapes)

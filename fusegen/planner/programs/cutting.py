@@ -13,7 +13,7 @@ from fusegen.language.types import DType, TensorType, f32, size_of
 from fusegen.planner.programs.model import Stored
 
 WORTH_STORING = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.PRODUCT, Kind.BIAS, Kind.SELECT, Kind.GATHER,
-                 Kind.SCATTER)  # fmt: skip
+                 Kind.ORDER, Kind.SCATTER)  # fmt: skip
 
 
 @once_per_graph
@@ -26,7 +26,7 @@ def candidates(graph: Graph) -> tuple[Node, ...]:
             computed = [a for a in node.inputs if not plain(a)]
             biased = [user for user in graph.users[node] if user.op.kind is Kind.BIAS]
             wanted.update((*(biased or [node]), *computed, *map(shown_by, computed)))
-        elif node.op.kind in (Kind.REDUCE, Kind.SCAN, Kind.SELECT, Kind.GATHER):
+        elif node.op.kind in (Kind.REDUCE, Kind.SCAN, Kind.SELECT, Kind.GATHER, Kind.ORDER):
             wanted.update((node, node.inputs[0]))
         elif node.op.kind is Kind.SCATTER:
             wanted.update((node, node.inputs[-1]))

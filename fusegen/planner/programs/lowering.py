@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from fusegen.errors import Where
 from fusegen.language.codes import codes_of, in_one_kernel
 from fusegen.language.graph import Graph, Kind, Node, Operator, Tensor
+from fusegen.language.group_sorting import ends_text
 from fusegen.language.naming import hides_frame
 from fusegen.language.reference import PLACES
 from fusegen.language.sizes import Dim, Expr, Shape, Size, broadcast, dims_in, shape_text, size_of
@@ -286,7 +287,7 @@ class Lowering:
         if kind is Kind.REDUCE:
             argument = self.row(node.inputs[0], self.rows_of(node, view), node.inputs[0].shape[-1:])
             return replace(node, inputs=(argument,), shape=(*argument.shape[:-1], 1))
-        if kind is Kind.SCAN:
+        if kind in (Kind.SCAN, Kind.ORDER):
             return self.scan(node, view)
         if kind is Kind.SELECT:
             return self.selection(node, view)
@@ -299,30 +300,29 @@ class Lowering:
         return self.matmul(node, view)
 
     def scan(self, node: Node, view: View) -> Node:
-        """Running sums of rows, which are seen as a whole."""
-        whole = View.identity(node.shape)
-        if view not in (whole, whole.tight()):
-            raise NotOneStep(node, f"{node.operator}: a view of what runs along rows")
+        """Running sums of rows, or slots by groups, whose number is a constant: seen as a whole."""
+        self.need_whole(node, view, "runs along rows")
         source = node.inputs[0]
         argument = self.row(source, View.identity(source.shape), source.shape[-1:])
         others = [self.seen(a, View.identity(a.shape)) for a in node.inputs[1:]]
+        if node.op.name == "group_ends":
+            return replace(node, inputs=(argument,), text=ends_text(size_of(node.shape[-1], self.graph.sizes)))
         return replace(node, inputs=(argument, *others), shape=argument.shape)
+
+    def need_whole(self, node: Node, view: View, what: str) -> None:
+        if view not in ((whole := View.identity(node.shape)), whole.tight()):
+            raise NotOneStep(node, f"{node.operator}: a view of what {what}")
 
     def columns(self, node: Node, view: View) -> Node:
         """A reduction over rows, which is seen as a whole."""
-        whole = View.identity(node.shape)
-        if view not in (whole, whole.tight()):
-            raise NotOneStep(node, f"{node.operator}: a view of what is reduced over rows")
+        self.need_whole(node, view, "is reduced over rows")
         source = node.inputs[0]
         return replace(node, inputs=(self.seen(source, View.identity(source.shape), full=True),))
 
     def of_groups(self, node: Node, view: View) -> Node:
         """A reduction of groups of a row, or a group's value at its places: seen as a whole."""
-        whole = View.identity(node.shape)
-        if view not in (whole, whole.tight()):
-            raise NotOneStep(node, f"{node.operator}: a view of what is reduced by groups of a row")
-        source = node.inputs[0]
-        argument = self.row(source, View.identity(source.shape), source.shape)
+        self.need_whole(node, view, "is reduced by groups of a row")
+        argument = self.row(source := node.inputs[0], View.identity(source.shape), source.shape)
         return replace(node, inputs=(argument,), shape=(*argument.shape[:-1], node.shape[-1]))
 
     def composed(self, view: View, other: View, node: Node) -> View:

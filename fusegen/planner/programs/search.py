@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from fusegen.errors import NoPlan
 from fusegen.language.graph import Graph, Kind, Node, Tensor, plain
-from fusegen.language.one_kernel import of_ends, of_gathers, of_scatters
+from fusegen.language.one_kernel import of_ends, of_gathers, of_orders, of_scatters
 from fusegen.language.sharing import share_common
 from fusegen.language.types import DType, size_of
 from fusegen.language.views import View
@@ -419,8 +419,9 @@ class Search:
             except NoPlan:
                 plans = ()
             if not plans:
-                gathered = of_ends(part.graph) or of_gathers(part.graph) or of_scatters(part.graph)
-                cut = part.origins.get(gathered.cut) if gathered and gathered.cut else None
+                found = (of(part.graph) for of in (of_ends, of_orders, of_gathers, of_scatters))
+                named = next(filter(None, found), None)
+                cut = part.origins.get(named.cut) if named and named.cut else None
                 return Kernel(makes, least, reason=str(error), cut=cut)
         return Kernel(makes, self.taking(plans), plans)
 

@@ -38,6 +38,24 @@ def rows_at(table, index):
     return np.asarray(rows[(np.where(known, index, len(table)), *np.indices(table.shape[1:], sparse=True))])
 
 
+def ends_of_groups(ids, groups):
+    """Behind which slot each group ends, of slots sorted by the group that each names; ids that are no group's name
+    none."""
+    named = ids[(ids >= 0) & (ids < groups)]
+    return np.cumsum(np.bincount(named, minlength=groups)).astype(np.int32)
+
+
+def order_of_slots(ids, ends):
+    """Slots by the group that each names, those of one group in their own order, those of none behind all others."""
+    groups = len(ends)
+    return np.argsort(np.where((ids >= 0) & (ids < groups), ids, groups), kind="stable").astype(np.int32)
+
+
+def places_of_slots(ids, ends):
+    """Where each slot is in that order."""
+    return np.argsort(order_of_slots(ids, ends)).astype(np.int32)
+
+
 def group_bounds(ends, rows):
     """Where each group begins and, behind it, the rows of no group: ends as they rise, between 0 and `rows`."""
     return np.concatenate([[0], np.clip(np.maximum.accumulate(ends), 0, rows)]).astype(np.int64)
@@ -65,30 +83,11 @@ def moe_layer(x, router, gate, up, down):
     matmul = x @ router_T
     experts = top_columns(matmul, 4)
     best_ = take(matmul, experts, (-np.inf))
-    slots = experts.reshape(4 * T)
-    slots_below_0 = slots < 0
-    named = np.where(slots_below_0, 2147483647, slots)
-    own_ = named[:, None]
-    named_below_own = named < own_
-    named_is_own = named == own_
-    other_ = np.arange(4 * T, dtype=np.int32)
-    slot_ = np.arange(4 * T, dtype=np.int32)[:, None]
-    other_below_slot = other_ < slot_
-    logical_and = named_is_own & other_below_slot
-    ahead_ = named_below_own | logical_and
-    whereof_places = np.where(ahead_, np.int32(1), np.int32(0))
-    before_it = whereof_places.sum(-1, keepdims=True, dtype=np.int32)
-    placesof_places = before_it[:, 0]
-    placesof_places_is_slot = placesof_places == slot_
-    where_from_x = np.where(placesof_places_is_slot, other_, 0)
-    slot_there = where_from_x.sum(-1, keepdims=True, dtype=np.int32)
-    order_ = slot_there[:, 0]
-    number_ = np.arange(E, dtype=np.int32)[:, None]
-    le = named <= number_
-    where = np.where(le, np.int32(1), np.int32(0))
-    upto_ = where.sum(-1, keepdims=True, dtype=np.int32)
-    ends = upto_[:, 0]
-    places = placesof_places.reshape(T, 4)
+    sort_by_group = experts.reshape(4 * T)
+    ends = ends_of_groups(sort_by_group, E)
+    order_ = order_of_slots(sort_by_group, ends)
+    slot_places = places_of_slots(sort_by_group, ends)
+    places = slot_places.reshape(T, 4)
     floor_div = np.floor_divide(order_, 4)
     gather = floor_div[..., None]
     tokens = rows_at(x, gather)

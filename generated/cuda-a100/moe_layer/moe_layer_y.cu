@@ -8,7 +8,7 @@
 // floor    134.7 us at 2.039 TB/s; memory-bound at 15.63 flop/B
 // rounding y to bf16 when stored; f32 between
 // needs    E=64, D=2048, H=1024; rows of all operands next to each other; h, down, y: address and
-//          strides in multiples of 16 B; upto_value [E] shared by every row
+//          strides in multiples of 16 B; ends [E] shared by every row
 
 #include <cuda_bf16.h>
 
@@ -151,7 +151,7 @@ __device__ __forceinline__ void multiply_add(
 extern "C" __global__ void __launch_bounds__(128)
 moe_layer_y(
     const __nv_bfloat16* __restrict__ down_ptr,
-    const int* __restrict__ upto_value_ptr,
+    const int* __restrict__ ends_ptr,
     const __nv_bfloat16* __restrict__ h_ptr,
     __nv_bfloat16* __restrict__ y_ptr,
     long long rows,
@@ -164,7 +164,7 @@ moe_layer_y(
   const int lane = threadIdx.x % 32;
   const int k_group = threadIdx.x / 32;  // slice-K: of 4 groups of warps
   const unsigned tile = blockIdx.x;
-  const Segment here = segment_of(upto_value_ptr, rows, tile / tiles_across);
+  const Segment here = segment_of(ends_ptr, rows, tile / tiles_across);
   const long long row0 = here.row0, segment_end = here.end;
   const int segment = here.number;
   const bool of_group = here.of_group;

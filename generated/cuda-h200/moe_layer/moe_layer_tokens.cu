@@ -2,6 +2,7 @@
 // tokens of moe_layer.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
+// views    order_value_part is order_value as [4 * T, 1]
 // looks up rows of x at floor_div, 0 where there is none
 // tile     tiles of rows and columns; a block of 128 threads on 1 row, 8 elements a thread
 // traffic  5.2 MB moved, 5.2 MB ideal, 8.4 MB unfused in 2 launches
@@ -43,12 +44,12 @@ __device__ __forceinline__ int floor_quotient(int x, int y) {
 extern "C" __global__ void __launch_bounds__(128)
 moe_layer_tokens(
     const __nv_bfloat16* __restrict__ x_ptr,
-    const int* slot_there_ptr,
+    const int* order_value_part_ptr,
     __nv_bfloat16* __restrict__ tokens_ptr,
     long long rows,
     long long x_count,
     long long x_stride,
-    long long slot_there_stride,
+    long long order_value_part_stride,
     long long tokens_stride)
 {
   asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
@@ -57,10 +58,10 @@ moe_layer_tokens(
   constexpr int row_blocks = 2;  // that share a row
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   const long long row = blockIdx.x / row_blocks;
-  const int* const slot_there_row = slot_there_ptr + row * slot_there_stride;
+  const int* const order_value_part_row = order_value_part_ptr + row * order_value_part_stride;
   __nv_bfloat16* const tokens_row = tokens_ptr + row * tokens_stride;
-  const int slot_there = *slot_there_row;
-  const int floor_div = floor_quotient(slot_there, 4);
+  const int order_value_part = *order_value_part_row;
+  const int floor_div = floor_quotient(order_value_part, 4);
   const bool x_found = floor_div >= 0 && floor_div < x_count;  // else each of its values is 0
   const __nv_bfloat16* const x_row = x_ptr + (x_found ? floor_div : 0) * x_stride;
   const int col = static_cast<int>(blockIdx.x % row_blocks) * tile_cols + lane * 8;

@@ -8,7 +8,7 @@
 // floor    102.5 us at 5.3 TB/s; memory-bound at 15.81 flop/B
 // rounding h to bf16 when stored; f32 between
 // needs    E=64, H=1024, D=2048; rows of all operands next to each other; tokens, gate, up, h: address
-//          and strides in multiples of 16 B; upto_value [E] shared by every row
+//          and strides in multiples of 16 B; ends [E] shared by every row
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(256)
 moe_layer_h(
     const __bf16* __restrict__ gate_ptr,
     const __bf16* __restrict__ up_ptr,
-    const int* __restrict__ upto_value_ptr,
+    const int* __restrict__ ends_ptr,
     const __bf16* __restrict__ tokens_ptr,
     __bf16* __restrict__ h_ptr,
     long long rows,
@@ -164,7 +164,7 @@ moe_layer_h(
   const int lane = threadIdx.x % 64;
   const int k_group = threadIdx.x / 64;  // slice-K: of 4 groups of warps
   const unsigned tile = blockIdx.x;
-  const Segment here = segment_of(upto_value_ptr, rows, tile / tiles_across);
+  const Segment here = segment_of(ends_ptr, rows, tile / tiles_across);
   const long long row0 = here.row0, segment_end = here.end;
   const int segment = here.number;
   const bool of_group = here.of_group;

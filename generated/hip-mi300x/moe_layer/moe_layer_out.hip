@@ -3,13 +3,14 @@
 // out of moe_layer.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// views    before_it_0_of_4 is before_it[::4]; before_it_1_of_4 is before_it[1::4]; before_it_2_of_4 is
-//          before_it[2::4]; before_it_3_of_4 is before_it[3::4]; y_2 is y; y_3 is y; y_4 is y;
-//          softmax_offset_0 is softmax[..., :1]; softmax_offset_1 is softmax[..., 1:2];
-//          softmax_offset_2 is softmax[..., 2:3]; softmax_offset_3 is softmax[..., 3:]
-// looks up rows of y at before_it_0_of_4, 0 where there is none; rows of y_2 at before_it_1_of_4, 0
-//          where there is none; rows of y_3 at before_it_2_of_4, 0 where there is none; rows of y_4 at
-//          before_it_3_of_4, 0 where there is none
+// views    slot_places_0_of_4 is slot_places as [T, 1]; slot_places_1_of_4 is slot_places as [T, 1];
+//          slot_places_2_of_4 is slot_places as [T, 1]; slot_places_3_of_4 is slot_places as [T, 1];
+//          y_2 is y; y_3 is y; y_4 is y; softmax_offset_0 is softmax[..., :1]; softmax_offset_1 is
+//          softmax[..., 1:2]; softmax_offset_2 is softmax[..., 2:3]; softmax_offset_3 is softmax[...,
+//          3:]
+// looks up rows of y at slot_places_0_of_4, 0 where there is none; rows of y_2 at slot_places_1_of_4, 0
+//          where there is none; rows of y_3 at slot_places_2_of_4, 0 where there is none; rows of y_4
+//          at slot_places_3_of_4, 0 where there is none
 // tile     tiles of rows and columns; a block of 128 threads on 1 row, 4 elements a thread
 // traffic  5.3 MB moved, 5.3 MB ideal, 5.3 MB unfused in 1 launch
 // floor    1.0 us at 5.3 TB/s; memory-bound at 1.10 flop/B
@@ -37,10 +38,10 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 
 extern "C" __global__ void __launch_bounds__(128)
 moe_layer_out(
-    const int* __restrict__ before_it_0_of_4_ptr,
-    const int* __restrict__ before_it_1_of_4_ptr,
-    const int* __restrict__ before_it_2_of_4_ptr,
-    const int* __restrict__ before_it_3_of_4_ptr,
+    const int* __restrict__ slot_places_0_of_4_ptr,
+    const int* __restrict__ slot_places_1_of_4_ptr,
+    const int* __restrict__ slot_places_2_of_4_ptr,
+    const int* __restrict__ slot_places_3_of_4_ptr,
     const __bf16* __restrict__ y_ptr,
     const __bf16* __restrict__ y_2_ptr,
     const __bf16* __restrict__ y_3_ptr,
@@ -51,10 +52,10 @@ moe_layer_out(
     const float* __restrict__ softmax_offset_3_ptr,
     __bf16* __restrict__ out_ptr,
     long long rows,
-    long long before_it_0_of_4_stride,
-    long long before_it_1_of_4_stride,
-    long long before_it_2_of_4_stride,
-    long long before_it_3_of_4_stride,
+    long long slot_places_0_of_4_stride,
+    long long slot_places_1_of_4_stride,
+    long long slot_places_2_of_4_stride,
+    long long slot_places_3_of_4_stride,
     long long y_count,
     long long y_stride,
     long long y_2_count,
@@ -75,31 +76,31 @@ moe_layer_out(
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= rows * row_blocks) return;  // the grid's last line is longer than what is left
   const long long row = tile / row_blocks;
-  const int* const before_it_0_of_4_row = before_it_0_of_4_ptr + row * before_it_0_of_4_stride;
-  const int* const before_it_1_of_4_row = before_it_1_of_4_ptr + row * before_it_1_of_4_stride;
-  const int* const before_it_2_of_4_row = before_it_2_of_4_ptr + row * before_it_2_of_4_stride;
-  const int* const before_it_3_of_4_row = before_it_3_of_4_ptr + row * before_it_3_of_4_stride;
+  const int* const slot_places_0_of_4_row = slot_places_0_of_4_ptr + row * slot_places_0_of_4_stride;
+  const int* const slot_places_1_of_4_row = slot_places_1_of_4_ptr + row * slot_places_1_of_4_stride;
+  const int* const slot_places_2_of_4_row = slot_places_2_of_4_ptr + row * slot_places_2_of_4_stride;
+  const int* const slot_places_3_of_4_row = slot_places_3_of_4_ptr + row * slot_places_3_of_4_stride;
   const float* const softmax_offset_0_row = softmax_offset_0_ptr + row * softmax_offset_0_stride;
   const float* const softmax_offset_1_row = softmax_offset_1_ptr + row * softmax_offset_1_stride;
   const float* const softmax_offset_2_row = softmax_offset_2_ptr + row * softmax_offset_2_stride;
   const float* const softmax_offset_3_row = softmax_offset_3_ptr + row * softmax_offset_3_stride;
   __bf16* const out_row = out_ptr + row * out_stride;
-  const int before_it_0_of_4 = *before_it_0_of_4_row;
+  const int slot_places_0_of_4 = *slot_places_0_of_4_row;
   const float softmax_offset_0 = *softmax_offset_0_row;
-  const int before_it_1_of_4 = *before_it_1_of_4_row;
+  const int slot_places_1_of_4 = *slot_places_1_of_4_row;
   const float softmax_offset_1 = *softmax_offset_1_row;
-  const int before_it_2_of_4 = *before_it_2_of_4_row;
+  const int slot_places_2_of_4 = *slot_places_2_of_4_row;
   const float softmax_offset_2 = *softmax_offset_2_row;
-  const int before_it_3_of_4 = *before_it_3_of_4_row;
+  const int slot_places_3_of_4 = *slot_places_3_of_4_row;
   const float softmax_offset_3 = *softmax_offset_3_row;
-  const bool y_found = before_it_0_of_4 >= 0 && before_it_0_of_4 < y_count;  // else each of its values is 0
-  const __bf16* const y_row = y_ptr + (y_found ? before_it_0_of_4 : 0) * y_stride;
-  const bool y_2_found = before_it_1_of_4 >= 0 && before_it_1_of_4 < y_2_count;  // else each of its values is 0
-  const __bf16* const y_2_row = y_2_ptr + (y_2_found ? before_it_1_of_4 : 0) * y_2_stride;
-  const bool y_3_found = before_it_2_of_4 >= 0 && before_it_2_of_4 < y_3_count;  // else each of its values is 0
-  const __bf16* const y_3_row = y_3_ptr + (y_3_found ? before_it_2_of_4 : 0) * y_3_stride;
-  const bool y_4_found = before_it_3_of_4 >= 0 && before_it_3_of_4 < y_4_count;  // else each of its values is 0
-  const __bf16* const y_4_row = y_4_ptr + (y_4_found ? before_it_3_of_4 : 0) * y_4_stride;
+  const bool y_found = slot_places_0_of_4 >= 0 && slot_places_0_of_4 < y_count;  // else each of its values is 0
+  const __bf16* const y_row = y_ptr + (y_found ? slot_places_0_of_4 : 0) * y_stride;
+  const bool y_2_found = slot_places_1_of_4 >= 0 && slot_places_1_of_4 < y_2_count;  // else each of its values is 0
+  const __bf16* const y_2_row = y_2_ptr + (y_2_found ? slot_places_1_of_4 : 0) * y_2_stride;
+  const bool y_3_found = slot_places_2_of_4 >= 0 && slot_places_2_of_4 < y_3_count;  // else each of its values is 0
+  const __bf16* const y_3_row = y_3_ptr + (y_3_found ? slot_places_2_of_4 : 0) * y_3_stride;
+  const bool y_4_found = slot_places_3_of_4 >= 0 && slot_places_3_of_4 < y_4_count;  // else each of its values is 0
+  const __bf16* const y_4_row = y_4_ptr + (y_4_found ? slot_places_3_of_4 : 0) * y_4_stride;
   const int col = static_cast<int>(tile % row_blocks) * tile_cols + lane * 4;
 
   // pass 1 of 1: read gather, gather_from_y_2, gather_from_y_3, gather_from_y_4; write out

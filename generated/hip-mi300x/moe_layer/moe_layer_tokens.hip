@@ -2,6 +2,7 @@
 // tokens of moe_layer.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
+// views    order_value_part is order_value as [4 * T, 1]
 // looks up rows of x at floor_div, 0 where there is none
 // tile     tiles of rows and columns; a block of 128 threads on 1 row, 8 elements a thread
 // traffic  5.2 MB moved, 5.2 MB ideal, 8.4 MB unfused in 2 launches
@@ -39,12 +40,12 @@ __device__ __forceinline__ int floor_quotient(int x, int y) {
 extern "C" __global__ void __launch_bounds__(128)
 moe_layer_tokens(
     const __bf16* __restrict__ x_ptr,
-    const int* __restrict__ slot_there_ptr,
+    const int* __restrict__ order_value_part_ptr,
     __bf16* __restrict__ tokens_ptr,
     long long rows,
     long long x_count,
     long long x_stride,
-    long long slot_there_stride,
+    long long order_value_part_stride,
     long long tokens_stride)
 {
   constexpr int tile_cols = 1024;  // that a block takes
@@ -53,10 +54,10 @@ moe_layer_tokens(
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= rows * row_blocks) return;  // the grid's last line is longer than what is left
   const long long row = tile / row_blocks;
-  const int* const slot_there_row = slot_there_ptr + row * slot_there_stride;
+  const int* const order_value_part_row = order_value_part_ptr + row * order_value_part_stride;
   __bf16* const tokens_row = tokens_ptr + row * tokens_stride;
-  const int slot_there = *slot_there_row;
-  const int floor_div = floor_quotient(slot_there, 4);
+  const int order_value_part = *order_value_part_row;
+  const int floor_div = floor_quotient(order_value_part, 4);
   const bool x_found = floor_div >= 0 && floor_div < x_count;  // else each of its values is 0
   const __bf16* const x_row = x_ptr + (x_found ? floor_div : 0) * x_stride;
   const int col = static_cast<int>(tile % row_blocks) * tile_cols + lane * 8;

@@ -1,12 +1,12 @@
-// moe_layer_named  f32[T, E] -> i32[T, 4], f32[T, 4]  at T=256 E=64
-// named, softmax of moe_layer.
+// moe_layer_experts  f32[T, E] -> i32[T, 4], f32[T, 4]  at T=256 E=64
+// experts, softmax of moe_layer.
 //
-// target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
+// target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // selects  4 of 64 columns a row by matmul, largest first; NaN before all, ties by column, -inf never
 // tile     16 threads a row, 8 rows a block; matmul in registers, the best 4 by rank behind 4 delegates
 //          a lane
-// traffic  73728 B moved, 73728 B ideal, 90112 B unfused in 3 launches
-// floor    0.0 us at 5.3 TB/s; instruction-bound at 0.40 flop/B
+// traffic  73728 B moved, 73728 B ideal, 81920 B unfused in 2 launches
+// floor    0.0 us at 2.039 TB/s; instruction-bound at 0.38 flop/B
 // needs    rows of 64 elements, next to each other; matmul: address and strides in multiples of 16 B
 //
 // method   register-resident top-k by 16 lanes a row. The largest of every few keys of a lane is their
@@ -35,12 +35,16 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
 
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
-  return a > b || a != a ? a : b;
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
 }
 
 // 2^x, within 2 ulp; below 2^-126 it is 0
 __device__ __forceinline__ float power_of_2(float x) {
-  return __builtin_amdgcn_exp2f(x);
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
@@ -50,7 +54,7 @@ __device__ __forceinline__ float exponential(float x) {
 
 // v of the thread whose lane differs in the bits of step
 __device__ __forceinline__ float partner(float v, int step) {
-  return __shfl_xor(v, step);
+  return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
 // the largest value over the 16 threads of a row, in every one of them
@@ -72,15 +76,15 @@ __device__ __forceinline__ float row_sum(float v) {
 }
 
 // one bit a lane, the lowest for the first
-typedef unsigned long long Lanes;
+typedef unsigned Lanes;
 
 // the lanes of the warp that say so
 __device__ __forceinline__ Lanes vote(bool says) {
-  return __ballot(says);
+  return __ballot_sync(0xffffffffu, says);
 }
 
 __device__ __forceinline__ int count(Lanes lanes) {
-  return __popcll(lanes);
+  return __popc(lanes);
 }
 
 // a candidate as one number: of two, the larger is the one to choose. Its upper bits are the order of its key, an integer
@@ -119,8 +123,7 @@ __device__ __forceinline__ int column_of(Entry entry) {
 
 // what the warp's threads wrote to shared memory can be read by all of them
 __device__ __forceinline__ void meet() {
-  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
-  __builtin_amdgcn_wave_barrier();
+  __syncwarp();
 }
 
 // the larger of two comes first; NaN is above all numbers
@@ -164,7 +167,7 @@ __device__ __forceinline__ void sort_delegates(float (&delegates)[4]) {
 __device__ __forceinline__ unsigned lanes_sum_below(unsigned v) {
   #pragma unroll
   for (int step = 1; step < 16; step *= 2) {
-    const unsigned other = __shfl_up(v, step);
+    const unsigned other = __shfl_up_sync(0xffffffffu, v, step);
     if (threadIdx.x % 16 >= step) v += other;
   }
   return v;
@@ -179,13 +182,13 @@ struct alignas(16) Picker {
 static_assert(sizeof(Picker) <= 4608, "the launch's shared memory");
 
 extern "C" __global__ void __launch_bounds__(128)
-moe_layer_named(
+moe_layer_experts(
     const float* __restrict__ matmul_ptr,
-    int* __restrict__ named_ptr,
+    int* __restrict__ experts_ptr,
     float* __restrict__ softmax_ptr,
     long long rows,
     long long matmul_stride,
-    long long named_stride,
+    long long experts_stride,
     long long softmax_stride)
 {
   constexpr int block_rows = 8;  // that a block takes
@@ -193,12 +196,10 @@ moe_layer_named(
   const int lane = threadIdx.x % row_threads;  // of the 16 threads that share a row
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
-  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
-  const long long row = tile * block_rows + threadIdx.x / row_threads;
+  const long long row = static_cast<long long>(blockIdx.x) * block_rows + threadIdx.x / row_threads;
   const bool live = row < rows;
   const float* const matmul_row = matmul_ptr + row * matmul_stride;
-  int* const named_row = named_ptr + row * named_stride;
+  int* const experts_row = experts_ptr + row * experts_stride;
   float* const softmax_row = softmax_ptr + row * softmax_stride;
   const int col = lane * 4;
   Vec<float, 4> matmul_vec;
@@ -231,7 +232,7 @@ moe_layer_named(
   for (int step = 1; step < 16; step *= 2) {  // the best 4 of both lanes
     float beyond_lane[4];
     #pragma unroll
-    for (int q = 0; q < 4; ++q) beyond_lane[q] = __shfl_xor(delegates[3 - q], step);
+    for (int q = 0; q < 4; ++q) beyond_lane[q] = __shfl_xor_sync(0xffffffffu, delegates[3 - q], step);
     #pragma unroll
     for (int q = 0; q < 4; ++q) delegates[q] = larger(delegates[q], beyond_lane[q]);
     merge_delegates(delegates);
@@ -245,7 +246,7 @@ moe_layer_named(
   #pragma unroll
   for (int j = 0; j < 4; ++j) passing |= static_cast<unsigned>(!(keys[j] < bar)) << j;
   const unsigned upto = lanes_sum_below(static_cast<unsigned>(count(passing)));
-  const unsigned all = __shfl(upto, 15, 16);
+  const unsigned all = __shfl_sync(0xffffffffu, upto, 15, 16);
 
   // ---- rank
   if (vote(all > 32)) {  // ties: the best one is found 4 times, each time below the last one
@@ -262,7 +263,7 @@ moe_layer_named(
       }
       #pragma unroll
       for (int step = 8; step > 0; step /= 2) {
-        const Entry other = __shfl_xor(best_entry, step);
+        const Entry other = __shfl_xor_sync(0xffffffffu, best_entry, step);
         best_entry = best_entry > other ? best_entry : other;
       }
       if (lane == 0) picker.picks[at][r] = best_entry;
@@ -294,16 +295,14 @@ moe_layer_named(
   meet();
 
   // ---- write
-  // the 4 chosen, pass 1 of 3 over them: top = max(best_); write named
+  // the 4 chosen, pass 1 of 3 over them: top = max(best_); write experts
   float top_part = -INFINITY;
   if (live && lane < 4) {
     const Entry entry = picker.picks[at][lane];
     const int experts = entry ? column_of(entry) : -1;
     const float best_ = entry ? key_of(entry) : -INFINITY;
-    const bool experts_below_0 = experts < 0;
-    const int named = experts_below_0 ? 2147483647 : experts;
     top_part = larger(top_part, best_);
-    named_row[lane] = named;
+    experts_row[lane] = experts;
   }
   const float top = row_max(top_part);
   const bool top_is_minus_inf = top == (-INFINITY);

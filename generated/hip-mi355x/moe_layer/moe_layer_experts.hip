@@ -1,12 +1,12 @@
-// moe_layer_named  f32[T, E] -> i32[T, 4], f32[T, 4]  at T=256 E=64
-// named, softmax of moe_layer.
+// moe_layer_experts  f32[T, E] -> i32[T, 4], f32[T, 4]  at T=256 E=64
+// experts, softmax of moe_layer.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s
 // selects  4 of 64 columns a row by matmul, largest first; NaN before all, ties by column, -inf never
 // tile     16 threads a row, 8 rows a block; matmul in registers, the best 4 by rank behind 4 delegates
 //          a lane
-// traffic  73728 B moved, 73728 B ideal, 90112 B unfused in 3 launches
-// floor    0.0 us at 8 TB/s; instruction-bound at 0.40 flop/B
+// traffic  73728 B moved, 73728 B ideal, 81920 B unfused in 2 launches
+// floor    0.0 us at 8 TB/s; instruction-bound at 0.38 flop/B
 // needs    rows of 64 elements, next to each other; matmul: address and strides in multiples of 16 B
 //
 // method   register-resident top-k by 16 lanes a row. The largest of every few keys of a lane is their
@@ -179,13 +179,13 @@ struct alignas(16) Picker {
 static_assert(sizeof(Picker) <= 4608, "the launch's shared memory");
 
 extern "C" __global__ void __launch_bounds__(128)
-moe_layer_named(
+moe_layer_experts(
     const float* __restrict__ matmul_ptr,
-    int* __restrict__ named_ptr,
+    int* __restrict__ experts_ptr,
     float* __restrict__ softmax_ptr,
     long long rows,
     long long matmul_stride,
-    long long named_stride,
+    long long experts_stride,
     long long softmax_stride)
 {
   constexpr int block_rows = 8;  // that a block takes
@@ -198,7 +198,7 @@ moe_layer_named(
   const long long row = tile * block_rows + threadIdx.x / row_threads;
   const bool live = row < rows;
   const float* const matmul_row = matmul_ptr + row * matmul_stride;
-  int* const named_row = named_ptr + row * named_stride;
+  int* const experts_row = experts_ptr + row * experts_stride;
   float* const softmax_row = softmax_ptr + row * softmax_stride;
   const int col = lane * 4;
   Vec<float, 4> matmul_vec;
@@ -294,16 +294,14 @@ moe_layer_named(
   meet();
 
   // ---- write
-  // the 4 chosen, pass 1 of 3 over them: top = max(best_); write named
+  // the 4 chosen, pass 1 of 3 over them: top = max(best_); write experts
   float top_part = -INFINITY;
   if (live && lane < 4) {
     const Entry entry = picker.picks[at][lane];
     const int experts = entry ? column_of(entry) : -1;
     const float best_ = entry ? key_of(entry) : -INFINITY;
-    const bool experts_below_0 = experts < 0;
-    const int named = experts_below_0 ? 2147483647 : experts;
     top_part = larger(top_part, best_);
-    named_row[lane] = named;
+    experts_row[lane] = experts;
   }
   const float top = row_max(top_part);
   const bool top_is_minus_inf = top == (-INFINITY);

@@ -1,0 +1,1 @@
+"""The words of kernels that sort slots by their groups."""

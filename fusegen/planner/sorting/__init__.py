@@ -1,0 +1,1 @@
+"""Plans of kernels that sort slots by the group that each of them names."""
