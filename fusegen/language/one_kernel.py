@@ -108,6 +108,13 @@ def of_gathers(graph: Graph) -> Obstacle | None:
         made = computed_source(node)
         if made is not None:
             return Obstacle(f"{said}, of a value that is computed: a program cuts here", made.where, made)
+        if multiplied_alone(graph, node):
+            known = {Kind.INPUT, Kind.MAP, Kind.VIEW, Kind.LEAF}
+            inside = behind([index])
+            if all(n.op.kind in known and n.op.name not in ("row_index", "col_index") for n in inside):
+                continue
+            made = next((n for n in reversed(inside) if n.op.kind not in known), node)
+            return Obstacle(f"{said}, which is computed by {made.operator}: a program cuts here", node.where, made)
         if beside:
             cut = next((a for a in node.inputs if a in behind_them), node)
             what = f"{beside[0].operator} at {beside[0].where}"
@@ -119,6 +126,16 @@ def of_gathers(graph: Graph) -> Obstacle | None:
             reason = f"{said}, and each element of a row has an index of its own; a kernel takes one index a row"
             return Obstacle(reason, node.where)
     return None
+
+
+def multiplied_alone(graph: Graph, node: Node) -> bool:
+    """Are rows at an index left factors of products, as they lie, and nothing else? A product's kernel then finds them
+    on their way in."""
+    rows = node.op.name == "gather" and len(node.shape) == 2 and whole_rows(node)
+    users = graph.users[node]
+    lefts = all(u.op.kind is Kind.PRODUCT and u.inputs[0] is node and node not in u.inputs[1:] for u in users)
+    plain = all(len(u.shape) == 2 and not u.scales for u in users)
+    return rows and bool(users) and lefts and plain and not any(t.node is node for t in graph.outputs)
 
 
 def of_scatters(graph: Graph) -> Obstacle | None:

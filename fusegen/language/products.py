@@ -21,6 +21,7 @@ from fusegen.language.graph import (
     Kind,
     Node,
     Tensor,
+    behind,
     factor_kind,
     has_type,
     once_per_graph,
@@ -45,6 +46,7 @@ class Factor:
     tensor is declared with the last two axes the other way round: [.., K, M] on the left, [.., N, K] on the right.
     Else `body` computes it in f32, element by element, from `inputs` (operands of the factor's shape or broadcast to
     it) and `rows` (what is one value along the contracted axis: operands, statistics, and what is made from them).
+    `index`: the factor's rows are those of the operand that these values name, one a row, and 0 where it names none.
     """
 
     node: Node
@@ -55,6 +57,13 @@ class Factor:
     inputs: tuple[Tensor, ...]
     rows: tuple[Node, ...]
     scaled: Scaled | None = None
+    index: Node | None = None
+
+    @property
+    def index_operands(self) -> tuple[Node, ...]:
+        """What the index is made of."""
+        found = behind([self.index]) if self.index else ()
+        return tuple(n for n in found if n.op.kind is Kind.INPUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +208,9 @@ def from_products(graph: Graph) -> tuple[Node, ...]:
 
 def refuse(graph: Graph, products: tuple[Product, ...]) -> None:
     made = set(from_products(graph))
-    behind = made | set(graph.products)
+    behind_them = made | set(graph.products)
     for node in graph.nodes:
-        if node.op.kind is Kind.PRODUCT and any(a in behind for a in node.inputs):
+        if node.op.kind is Kind.PRODUCT and any(a in behind_them for a in node.inputs):
             raise Unsplittable(
                 f"the product at {node.where} takes what another one gives: each needs a kernel of its own"
             )
@@ -214,6 +223,12 @@ def refuse(graph: Graph, products: tuple[Product, ...]) -> None:
             of = "of a product, which tiles hold only a part of" if node in made else "beside a product"
             raise Unsplittable(f"{node.operator} at {node.where} chooses columns {of}\n  {APART}")
     first = products[0]
+    beside = next((n for n in graph.reductions if n not in made), None)
+    if beside is not None and any(p.left.index for p in products):
+        raise Unsplittable(
+            f"the product at {first.node.where} finds its rows by an index, and {beside.operator} at {beside.where} is "
+            "reduced beside it"
+        )
     for node in graph.reductions:
         if (length := node.inputs[0].shape[-1]) != first.contracted:
             raise Unsplittable(
@@ -259,6 +274,10 @@ def factor_of(graph: Graph, node: Node, dtype: DType) -> Factor:
             (source,) = source.inputs
         tensor = graph.tensor_of[source]
         return Factor(node, dtype, tensor, node.op.kind is Kind.TRANSPOSE, (), (tensor,), ())
+    if node.op.name == "gather":  # `language.one_kernel` has let it pass
+        table, index = node.inputs
+        tensor = graph.tensor_of[table]
+        return Factor(node, dtype, tensor, False, (), (tensor,), (), index=index)
     return Factor(node, dtype, None, False, *made_of(graph, node))
 
 

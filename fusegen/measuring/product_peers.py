@@ -30,6 +30,8 @@ def product_ways(torch: Any, graph: Graph, tensors: Sequence[Sequence[Any]]) -> 
         parts = split(graph)
     except Unsplittable:
         return
+    if any(left.index for left in parts.lefts):  # no library finds rows on their way
+        return
     library = "hipBLAS" if torch.version.hip else "cuBLAS"
     if parts.products[0].node.ends:
         library = "grouped_mm"

@@ -117,6 +117,10 @@ def products(plan: Plan) -> list[str]:
             f"rows are multiplied with the matrix of their group, which {names[ends]} tells: each group begins a tile, "
             "so that no tile has rows of two"
         )
+    for left in parts.lefts:
+        if left.index is not None and left.operand is not None:
+            said = f"rows of {left.operand.name} are those that {names.get(left.index, 'an index')} names"
+            lines.append(f"{said}, found on their way in: no copy of them is made")
     if len(parts.products) > len(parts.lefts):
         lines.append(f"{len(parts.products)} products share a left factor, which is read once for all of them")
     for factor in {f.node: f for p in parts.products for f in (p.left, p.right) if f.operand is None}.values():

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from fusegen.language.codes import in_kernel, unscaled
-from fusegen.language.graph import CASTS, OPS, Graph, Kind, Node, Op, plain
+from fusegen.language.graph import CASTS, OPS, ROWS_AT, Graph, Kind, Node, Op, plain, shown_by
 from fusegen.language.ordering import MASKED, signs_of
 from fusegen.language.philox import flat_index, high_word, low_word
 from fusegen.language.reference import PLACES
@@ -199,10 +199,15 @@ def multiplied(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Boun
     if node.dtype is i32:
         return bounded(value, whole_error(a, errors[0], b, errors[1]))
     a_error, b_error = (
-        factor_error(how, arg.value, error, plain(factor), in_kernel(factor) is not None)
+        factor_error(how, arg.value, error, as_it_lies(factor), in_kernel(factor) is not None)
         for factor, arg, error in zip(node.factors, args, errors, strict=True)
     )
     return bounded(value, product_error(a, a_error, b, b_error, value, how.summed, how.bits))
+
+
+def as_it_lies(factor: Node) -> bool:
+    """Is a factor multiplied as it is in memory, be it in rows that an index names?"""
+    return plain(factor) or shown_by(factor).op.name in ROWS_AT
 
 
 def sizes_of(graph: Graph, arrays: Sequence[Array], results: Sequence[Array] = ()) -> Mapping[str, int]:

@@ -193,6 +193,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
         if plan.coding:
             factors[0] = self.beside_codes(factors[0])
         for found in factors:
+            found.setdefault("forward", [f"{found['name']}_from += {found['advance']};"])
             found["prepare"] = self.prepare(found) if found["prepared"] else []
             found["prepared"] = bool(found["prepare"])
         self.number_chunks(factors)

@@ -12,6 +12,7 @@ from fusegen.emitting.loops import each_line
 from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import stride_name
+from fusegen.planner.products.parts import RowsAt
 
 SWIZZLE_ROWS = 8  # after which chunks are swizzled as before
 
@@ -72,6 +73,12 @@ class FactorSpeller(GemmWords):
             advance = f"{advance} * {f'{name}_step' if f.step else stride}"
         copy = "copy_evict_first" if f.evict_first else "copy_chunk"
         from_here = f"{name}_from" + (f" + {away} * {stride}" if passes > 1 else "")
+        others = {}
+        if f.rows_at:
+            at_first = f"{self.k_part_offset()}{k}"
+            pointers, starts = self.rows_found(own, f.rows_at, f"{origin} + {brought}{pass_text}", at_first, passes)
+            from_here = f"{name}_from[v]"
+            others["forward"] = each_line([f"{name}_from[v] += {advance};"], "v", passes)
         count = self.count(own, at_brought, at_k)
         load = (
             f"load_strided({from_here}, {name}_step, {count})"
@@ -107,7 +114,32 @@ class FactorSpeller(GemmWords):
             "load": load,
             "count": count,
             "advance": advance,
+            **others,
         }
+
+    def rows_found(
+        self, own: Own, rows_at: RowsAt, row: str, first: str, passes: int
+    ) -> tuple[list[str], list[str]]:  # fmt: skip
+        """Where the thread reads rows that an index names, declared and set; nothing where it names none."""
+        f, name = own.factor, own.name
+        declared = [
+            f"const {self.ctype(f.access.dtype)}* {name}_from[{passes}];",
+            f"bool {name}_found[{passes}];  // else there is no such row, and its elements are 0",
+        ]
+        index, loads = self.argument(rows_at.index), []
+        for load in rows_at.loads:
+            read = self.to_value(load.access.dtype, f"*({self.at(load.access, row=f'{name}_row')})")
+            loads.append(self.define(load.value, load.dtype, f"inside ? {read} : {ZEROS[load.dtype]}"))
+        lines = [
+            f"const long long {name}_row = {row};",
+            f"const bool inside = {name}_row < {self.rows_end};",
+            *loads,
+            *self.statements(rows_at.body),
+            f"{name}_found[v] = inside && {index} >= 0 && {index} < {rows_at.count};",
+            f"{name}_from[v] = {f.pointer} + ({name}_found[v] ? {index} : 0) * {f.stride} + {first};",
+        ]
+        found = each_line(lines, "v", passes)
+        return declared, found if passes > 1 else ["{", *(f"  {line}" for line in found), "}"]
 
     def pointers_to(self, own: Own, passes: int, first: str, far: str) -> tuple[list[str], list[str]]:
         """Where the thread reads, declared and set: its first chunk, or where copies are interleaved each of them,
@@ -161,7 +193,9 @@ class FactorSpeller(GemmWords):
         """How many elements of a chunk there are."""
         f, tests, partial = own.factor, [], ""
         if f.mn == "rows":
-            if f.along:
+            if f.rows_at:
+                tests.append(f"{own.name}_found[v]")
+            elif f.along:
                 tests.append(f"{mn} < rows_here")
             else:
                 partial = f"rows_here - {mn}"

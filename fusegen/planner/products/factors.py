@@ -16,7 +16,8 @@ from fusegen.language.graph import Graph, Node, Tensor, factor_kind, once_per_gr
 from fusegen.language.products import Split, Unsplittable, group_vectors, split
 from fusegen.language.types import DType, size_of
 from fusegen.planner.model import Access, Layout, Param, RowDim
-from fusegen.planner.pieces import VECTOR_BYTES, named_dims, params_of, stride_name
+from fusegen.planner.parts import Gathered
+from fusegen.planner.pieces import VECTOR_BYTES, argument, named_dims, params_of, stride_name
 from fusegen.targets.base import Target
 
 
@@ -105,6 +106,8 @@ def uses(graph: Graph) -> tuple[Use, ...]:
         for place, scales in zip(("left scale", "scale"), product.scales, strict=False):
             for tensor in scales.inputs:  # those of the right factor are declared as [N, K] is
                 add(tensor, place, scales.transposed if place == "left scale" else not scales.transposed)
+        for node in product.left.index_operands:
+            add(graph.tensor_of[node], "tile")
     for tensor in beside(graph, parts):
         add(tensor, "tile")
     return tuple(found.values())
@@ -129,6 +132,7 @@ def transposable(graph: Graph) -> frozenset[str]:
     by_rows = {use.tensor.name for use in uses(graph) if use.place in ("tile", "scale", "left scale")}
     if any(p.right.scaled for p in parts.products):  # codes lie along K, and so does what they are multiplied with
         by_rows.update(t.name for p in parts.products for f in (p.left, p.right) for t in f.inputs)
+    by_rows.update(p.left.operand.name for p in parts.products if p.left.operand and p.left.index)
     by_rows.update(tensor.name for statistic in parts.statistics for tensor in statistic.inputs)
     if parts.statistics:
         by_rows.update(tensor.name for left in parts.lefts for tensor in left.inputs)
@@ -221,7 +225,16 @@ def access_of(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, use: Use, 
         axes=tuple(own for _, own in moving) if use.place != "tile" else (),
         right=use.place == "right",
         transposable=tensor.name in transposable(graph),
+        gathered=gathered_rows(graph, dims, use, name),
     )
+
+
+def gathered_rows(graph: Graph, dims: tuple[RowDim, ...], use: Use, name: str) -> Gathered | None:
+    """How the rows of a left factor are found that an index names."""
+    left = split(graph).products[0].left
+    if use.place != "left" or left.index is None:
+        return None
+    return Gathered(argument(left.index, graph), f"{name}_count", f"{name}_stride", (len(dims) - 1,))
 
 
 def group_axis(graph: Graph, use: Use) -> int | None:
@@ -235,7 +248,10 @@ def product_params(graph: Graph, dims: tuple[RowDim, ...], accesses: Iterable[Ac
     """The kernel's arguments: operands in the spec's order, outputs, sizes of `dims`, strides of each access."""
     params = [*params_of(graph, dims)]
     for access in accesses:
-        for place in access.strided:
+        if access.gathered:
+            params.append(Param("size", access.gathered.count, access.tensor, axes=(-2,)))
+            params.append(Param("stride", access.gathered.stride, access.tensor, axes=(-2,)))
+        for place in access.walked:
             own = access.axes[access.strided.index(place)] if access.axes else ()
             params.append(Param("stride", stride_name(access, dims, place), access.tensor, dim=place, axes=own))
         if access.ld_axis is not None:

@@ -127,9 +127,9 @@ class GemmPlan(ProductPlan):
 
     @property
     def slices_at_first(self) -> int:
-        """Not where the right factors are codes, or come through registers, or are found by ends of groups; persistent
-        blocks copy chunk by chunk."""
-        if self.coding or self.segments or self.tile.persistent:
+        """Not where the right factors are codes, or come through registers, or are found by ends of groups, nor beside
+        rows that an index names; persistent blocks copy chunk by chunk."""
+        if self.coding or self.segments or self.tile.persistent or self.left[0].rows_at:
             return 0
         if not all(r.copied for g in self.output_groups for r in g.rights):
             return 0

@@ -8,20 +8,20 @@ from functools import cached_property
 from typing import Literal
 
 from fusegen.language.block_products import BLOCK
-from fusegen.language.graph import Graph, Node
+from fusegen.language.graph import Graph, Kind, Node, behind
 from fusegen.language.naming import value_names
 from fusegen.language.products import Factor, Split
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Layout, RowDim
 from fusegen.planner.parts import Transport
-from fusegen.planner.pieces import VECTOR_BYTES, stride_name
+from fusegen.planner.pieces import VECTOR_BYTES, statements, stride_name
 from fusegen.planner.products.factors import Use, access_of, line_of, uses, widest
 from fusegen.planner.products.gemm import (
     GemmTile,
     chunk_of,
 )
-from fusegen.planner.products.output_groups import ProductDraft, segments_of
-from fusegen.planner.products.parts import BlockScales, Coding, Operand
+from fusegen.planner.products.output_groups import ProductDraft, load, segments_of
+from fusegen.planner.products.parts import BlockScales, Coding, Operand, RowsAt
 
 SEGMENT = "segment"  # the kernel's index of a group of rows
 LEAST_COPY_BYTES = 4
@@ -130,7 +130,23 @@ def left_factors(drawn: MmaDraft) -> tuple[Operand, ...]:
         copied = copies(drawn, access, line == use.k_axis) and access.dtype is drawn.dtype
         transport: Transport = "cp.async" if copied and len(tensors) == 1 else "plain"
         found.append(operand(drawn, access, "rows", line == use.k_axis, transport))
+    if left.index is not None:
+        found[0] = replace(found[0], rows_at=rows_at(drawn, left, found[0].access))
     return tuple(found)
+
+
+def rows_at(drawn: MmaDraft, left: Factor, access: Access) -> RowsAt:
+    """How a thread finds the rows of a left factor that an index names."""
+    graph = drawn.hoisted
+    assert left.index is not None
+    assert access.gathered is not None
+    made = [n for n in behind([left.index]) if n.op.kind is Kind.MAP]
+    loads = tuple(
+        load(graph, drawn.accesses[graph.tensor_of[n].name, "tile"], graph.tensor_of[n])
+        for n in left.index_operands
+        if n.shape
+    )
+    return RowsAt(loads, statements(graph, made), access.gathered.index, access.gathered.count)
 
 
 def right_factors(drawn: MmaDraft) -> Mapping[Node, Operand]:

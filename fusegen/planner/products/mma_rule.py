@@ -173,7 +173,8 @@ def need_codes(drawn: MmaDraft) -> None:
         raise NoMatch(
             f"{where}: codes are widened {CODES_STEP} of K at a time, and K={drawn.k} and groups are of those"
         )
-    if len(drawn.groups) > 1 or len(drawn.dims) > 1 or drawn.parts.lefts[0].operand is None or drawn.parts.statistics:
+    left = drawn.parts.lefts[0]
+    if len(drawn.groups) > 1 or len(drawn.dims) > 1 or left.operand is None or left.index or drawn.parts.statistics:
         raise NoMatch(f"{where}: beside codes the left factor is one matrix, and multiplied as it lies in memory")
 
 

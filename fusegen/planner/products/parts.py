@@ -12,7 +12,7 @@ from typing import Literal
 
 from fusegen.language.graph import Graph
 from fusegen.language.types import DType
-from fusegen.planner.model import Access, Body, Load, Plan, RowDim, Store
+from fusegen.planner.model import Access, Argument, Body, Load, Plan, RowDim, Statement, Store
 from fusegen.planner.parts import BOXED, Transport, used_by
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
@@ -63,6 +63,17 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsAt:
+    """Rows that an index names: what it is made of, once for each row that a thread brings elements of, and the
+    kernel's argument for how many rows there are."""
+
+    loads: tuple[Load, ...]
+    body: tuple[Statement, ...]
+    index: Argument
+    count: str
+
+
+@dataclass(frozen=True, slots=True)
 class Operand:
     """A tensor that is multiplied, or that the left factor is computed from: how its slices get to shared memory.
 
@@ -73,7 +84,7 @@ class Operand:
     that one copy or load moves. `stride`: the kernel's argument for the axis whose neighbours are not next to each
     other. `batch`: (index, stride argument) of each further dimension that the tensor moves along. `step`: the stride
     along K, where that is a run-time number; `along` then says in which order a thread takes elements, one by one, and
-    not how they lie.
+    not how they lie. `rows_at`: its rows are those that an index names.
     """
 
     access: Access
@@ -87,6 +98,7 @@ class Operand:
     batch: tuple[tuple[str, str], ...] = ()
     step: str = ""
     coding: Coding | None = None
+    rows_at: RowsAt | None = None
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from fusegen.language.graph import CASTS, Extent, Graph, Kind, Node, once_per_gr
 from fusegen.language.naming import value_names
 from fusegen.language.products import Factor, split
 from fusegen.language.types import DType, Shape, f16, f32, size_of
-from fusegen.planner.cost import count_bytes, unfused_kernels
+from fusegen.planner.cost import count_bytes, gathered_bytes, unfused_kernels
 from fusegen.planner.model import TensorTraffic, Traffic, Value
 from fusegen.planner.pieces import argument, arrays, bytes_of, digits, roundings
 from fusegen.planner.rewrites import hoist_scales
@@ -51,6 +51,7 @@ def traffic_once(graph: Graph) -> Traffic:
     by_group = rights_by_group(graph)
     for tensor in arrays(graph):
         own = bytes_of(graph, tensor)
+        own = min(own, gathered_bytes(graph, tensor.node, own))
         if tensor.name in by_group:  # of groups without rows nothing is read
             own = own * min(graph.rows, group_count(graph)) // group_count(graph)
         tensors.append(TensorTraffic(tensor.name, any(tensor is t for t in graph.outputs), own, own, own, 1))
@@ -244,7 +245,7 @@ def factor_rounding(graph: Graph) -> tuple[str, ...]:
             if factor.scaled is not None:
                 every = f"{factor.scaled.group} of K" if factor.scaled.group else "column"
                 lines.append(f"codes of {factor.inputs[0].name} exactly, their sums scaled in f32 for every {every}")
-            elif not plain(factor.node):
+            elif factor.operand is None:
                 lines.append(f"{text_of(factor, lowered)} to {factor.dtype} before it is multiplied")
                 narrow = narrow or factor.dtype is f16
     if moved := ", ".join(scale_texts(lowered)):

@@ -148,6 +148,8 @@ def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
     need_whole_groups(found, graph)
     if len(parts.lefts) > 1:
         raise NoMatch("the products have different left factors; wgmma's tile has one")
+    if parts.lefts[0].index is not None:
+        raise NoMatch("an index names the left factor's rows; tensor copies bring rows that lie one behind the other")
     if (together := len(found[0].products)) > MOST_PRODUCTS:
         raise NoMatch(f"{together} products are used together; wgmma has registers for the sums of {MOST_PRODUCTS}")
     for group in found:

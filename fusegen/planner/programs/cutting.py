@@ -162,7 +162,7 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
         if node.op.kind is Kind.INPUT:
             made[node] = node
             continue
-        if any(a in loose for a in node.inputs):
+        if any(a in loose for a in (node.inputs[:1] if node.op.kind is Kind.GATHER else node.inputs)):
             loose.add(node)
         if node.size is not None and node.size not in own and node.size not in graph.counted:
             value = float(size_of(node.size, graph.sizes))

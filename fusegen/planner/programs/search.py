@@ -172,7 +172,8 @@ class Search:
             if self.dealt or not (long or self.may_undercut()):
                 return first  # one kernel, as of a chain without views (`program_instead`)
             few = LONG_STATES if long else FEW_STATES
-            return self.run_on(first, WORTH_CUTTING * first.time_us, few, views) or first
+            worth = 1.0 if self.graph.gathers and self.graph.products else WORTH_CUTTING
+            return self.run_on(first, worth * first.time_us, few, views) or first
         return self.run_on(first, below_us, most_states, views)
 
     def run_on(self, first: Found, below_us: float, most_states: int, views: bool) -> Found | None:

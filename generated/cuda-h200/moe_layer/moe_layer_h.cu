@@ -1,14 +1,17 @@
-// moe_layer_h  bf16[E, H, D], bf16[E, H, D], i32[E], bf16[T_times_4, D] -> bf16[T_times_4, H]  at E=64 H=1024 D=2048 T_times_4=1024
+// moe_layer_h  bf16[T, D], bf16[E, H, D], bf16[E, H, D], i32[E], i32[T_times_4, 1] -> bf16[T_times_4, H]  at T=256 D=2048 E=64 H=1024
+//   T_times_4=1024
 // h of moe_layer.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
+// views    order_value_part is order_value as [4 * T, 1]
+// looks up rows of x at floor_div, 0 where there is none
 // tile     16 x 16 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 3 for each group;
 //          each of rows of one of 64 groups
-// traffic  543.2 MB moved, 543.2 MB ideal, 555.7 MB with products apart, 559.9 MB unfused in 4 launches
-// floor    113.2 us at 4.8 TB/s; memory-bound at 15.81 flop/B
+// traffic  540.0 MB moved, 540.0 MB ideal, 561.0 MB with products apart, 568.3 MB unfused in 6 launches
+// floor    112.5 us at 4.8 TB/s; memory-bound at 15.91 flop/B
 // rounding h to bf16 when stored; f32 between
-// needs    E=64, H=1024, D=2048; rows of all operands next to each other; tokens, gate, up, h: address
-//          and strides in multiples of 16 B; ends [E] shared by every row
+// needs    D=2048, E=64, H=1024; rows of all operands next to each other; x, gate, up, h: address and
+//          strides in multiples of 16 B; ends [E] shared by every row
 // launch   begins while the kernels before it run, and waits for them before all else; lets the next
 //          one begin once all its blocks run
 
@@ -49,6 +52,14 @@ __device__ __forceinline__ float reciprocal(float x) {
 // e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
 __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
+}
+
+// x / y downwards, 0 where y is 0, and modulo 2^32
+__device__ __forceinline__ int floor_quotient(int x, int y) {
+  if (y == 0) return 0;
+  if (y == -1) return static_cast<int>(0u - x);
+  const int q = x / y;
+  return x % y != 0 && (x < 0) != (y < 0) ? q - 1 : q;
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
@@ -172,15 +183,18 @@ __device__ __forceinline__ void multiply_add(
 
 extern "C" __global__ void __launch_bounds__(128)
 moe_layer_h(
+    const __nv_bfloat16* __restrict__ x_ptr,
     const __nv_bfloat16* __restrict__ gate_ptr,
     const __nv_bfloat16* __restrict__ up_ptr,
     const int* ends_ptr,
-    const __nv_bfloat16* tokens_ptr,
+    const int* order_value_part_ptr,
     __nv_bfloat16* __restrict__ h_ptr,
     long long rows,
-    long long tokens_stride,
+    long long x_count,
+    long long x_stride,
     long long gate_ld,
     long long gate_group,
+    long long order_value_part_stride,
     long long up_ld,
     long long up_group,
     long long h_stride)
@@ -202,8 +216,18 @@ moe_layer_h(
 
   // the ring of 3 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + k_group * (stages * slice_elements);
-  const int tokens_m = lane / 8, tokens_k = lane % 8 * 8;
-  const __nv_bfloat16* tokens_from = tokens_ptr + (row0 + tokens_m) * tokens_stride + k_group * tile_k + tokens_k;
+  const int x_m = lane / 8, x_k = lane % 8 * 8;
+  const __nv_bfloat16* x_from[4];
+  bool x_found[4];  // else there is no such row, and its elements are 0
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const long long x_row = row0 + x_m + v * 4;
+    const bool inside = x_row < segment_end;
+    const int order_value_part = inside ? *(order_value_part_ptr + x_row * order_value_part_stride) : 0;
+    const int floor_div = floor_quotient(order_value_part, 4);
+    x_found[v] = inside && floor_div >= 0 && floor_div < x_count;
+    x_from[v] = x_ptr + (x_found[v] ? floor_div : 0) * x_stride + k_group * tile_k + x_k;
+  }
   const int gate_n = lane / 8, gate_k = lane % 8 * 8;
   const __nv_bfloat16* gate_from = gate_ptr + segment * gate_group + (col0 + gate_n) * gate_ld + k_group * tile_k + gate_k;
   const int up_n = lane / 8, up_k = lane % 8 * 8;
@@ -213,10 +237,11 @@ moe_layer_h(
     const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + place<8>(tokens_m + v * 4, tokens_k) * 2;
-      copy_chunk<8>(to, tokens_from + v * 4 * tokens_stride, tokens_m + v * 4 < rows_here ? 8 : 0);
+      const unsigned to = slice + place<8>(x_m + v * 4, x_k) * 2;
+      copy_chunk<8>(to, x_from[v], x_found[v] ? 8 : 0);
     }
-    tokens_from += split_k * tile_k;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) x_from[v] += split_k * tile_k;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       const unsigned to = slice + (gate_at + place<8>(gate_n + v * 4, gate_k)) * 2;
@@ -232,27 +257,27 @@ moe_layer_h(
   };
 
   // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  unsigned tokens_part[2][1][4];
+  unsigned x_part[2][1][4];
   unsigned gate_part[2][1][4];
   unsigned up_part[2][1][4];
   float tokens_times_gate_sums[1][2][4] = {};
   float tokens_times_up_sums[1][2][4] = {};
-  const unsigned tokens_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned x_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
   const unsigned gate_lane = ring_at + gate_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const unsigned up_lane = ring_at + up_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
     const unsigned slice = step % stages * slice_bytes;
-    load_matrices(tokens_part[buffer][0], (tokens_lane ^ (k * 32)) + slice);
+    load_matrices(x_part[buffer][0], (x_lane ^ (k * 32)) + slice);
     load_matrices(gate_part[buffer][0], (gate_lane ^ (k * 32)) + slice);
     load_matrices(up_part[buffer][0], (up_lane ^ (k * 32)) + slice);
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      multiply_add(tokens_times_gate_sums[0][m], gate_part[buffer][0], tokens_part[buffer][m / 2][m % 2 * 2],
-          tokens_part[buffer][m / 2][m % 2 * 2 + 1]);
-      multiply_add(tokens_times_up_sums[0][m], up_part[buffer][0], tokens_part[buffer][m / 2][m % 2 * 2],
-          tokens_part[buffer][m / 2][m % 2 * 2 + 1]);
+      multiply_add(tokens_times_gate_sums[0][m], gate_part[buffer][0], x_part[buffer][m / 2][m % 2 * 2],
+          x_part[buffer][m / 2][m % 2 * 2 + 1]);
+      multiply_add(tokens_times_up_sums[0][m], up_part[buffer][0], x_part[buffer][m / 2][m % 2 * 2],
+          x_part[buffer][m / 2][m % 2 * 2 + 1]);
     }
   };
 

@@ -1,14 +1,17 @@
-// moe_layer_h  bf16[E, H, D], bf16[E, H, D], i32[E], bf16[T_times_4, D] -> bf16[T_times_4, H]  at E=64 H=1024 D=2048 T_times_4=1024
+// moe_layer_h  bf16[T, D], bf16[E, H, D], bf16[E, H, D], i32[E], i32[T_times_4, 1] -> bf16[T_times_4, H]  at T=256 D=2048 E=64 H=1024
+//   T_times_4=1024
 // h of moe_layer.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
+// views    order_value_part is order_value as [4 * T, 1]
+// looks up rows of x at floor_div, 0 where there is none
 // tile     16 x 16 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 2 for each group;
 //          each of rows of one of 64 groups
-// traffic  543.2 MB moved, 543.2 MB ideal, 555.7 MB with products apart, 559.9 MB unfused in 4 launches
-// floor    67.9 us at 8 TB/s; memory-bound at 15.81 flop/B
+// traffic  540.0 MB moved, 540.0 MB ideal, 561.0 MB with products apart, 568.3 MB unfused in 6 launches
+// floor    67.5 us at 8 TB/s; memory-bound at 15.91 flop/B
 // rounding h to bf16 when stored; f32 between
-// needs    E=64, H=1024, D=2048; rows of all operands next to each other; tokens, gate, up, h: address
-//          and strides in multiples of 16 B; ends [E] shared by every row
+// needs    D=2048, E=64, H=1024; rows of all operands next to each other; x, gate, up, h: address and
+//          strides in multiples of 16 B; ends [E] shared by every row
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -41,6 +44,14 @@ __device__ __forceinline__ float reciprocal(float x) {
 // e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
 __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
+}
+
+// x / y downwards, 0 where y is 0, and modulo 2^32
+__device__ __forceinline__ int floor_quotient(int x, int y) {
+  if (y == 0) return 0;
+  if (y == -1) return static_cast<int>(0u - x);
+  const int q = x / y;
+  return x % y != 0 && (x < 0) != (y < 0) ? q - 1 : q;
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
@@ -146,15 +157,18 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
 
 extern "C" __global__ void __launch_bounds__(256)
 moe_layer_h(
+    const __bf16* __restrict__ x_ptr,
     const __bf16* __restrict__ gate_ptr,
     const __bf16* __restrict__ up_ptr,
     const int* __restrict__ ends_ptr,
-    const __bf16* __restrict__ tokens_ptr,
+    const int* __restrict__ order_value_part_ptr,
     __bf16* __restrict__ h_ptr,
     long long rows,
-    long long tokens_stride,
+    long long x_count,
+    long long x_stride,
     long long gate_ld,
     long long gate_group,
+    long long order_value_part_stride,
     long long up_ld,
     long long up_group,
     long long h_stride)
@@ -174,24 +188,33 @@ moe_layer_h(
 
   // the ring of 2 slices, and what the thread brings of each
   __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
-  const int tokens_m = lane / 8, tokens_k = lane % 8 * 8;
-  const __bf16* tokens_from = tokens_ptr + (row0 + tokens_m) * tokens_stride + k_group * tile_k + tokens_k;
-  const int tokens_to = place<8>(tokens_m, tokens_k);
+  const int x_m = lane / 8, x_k = lane % 8 * 8;
+  const __bf16* x_from[2];
+  bool x_found[2];  // else there is no such row, and its elements are 0
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const long long x_row = row0 + x_m + v * 8;
+    const bool inside = x_row < segment_end;
+    const int order_value_part = inside ? *(order_value_part_ptr + x_row * order_value_part_stride) : 0;
+    const int floor_div = floor_quotient(order_value_part, 4);
+    x_found[v] = inside && floor_div >= 0 && floor_div < x_count;
+    x_from[v] = x_ptr + (x_found[v] ? floor_div : 0) * x_stride + k_group * tile_k + x_k;
+  }
+  const int x_to = place<8>(x_m, x_k);
   const int gate_n = lane / 8, gate_k = lane % 8 * 8;
   const __bf16* gate_from = gate_ptr + segment * gate_group + (col0 + gate_n) * gate_ld + k_group * tile_k + gate_k;
   const int gate_to = gate_at + place<8>(gate_n, gate_k);
   const int up_n = lane / 8, up_k = lane % 8 * 8;
   const __bf16* up_from = up_ptr + segment * up_group + (col0 + up_n) * up_ld + k_group * tile_k + up_k;
   const int up_to = up_at + place<8>(up_n, up_k);
-  Vec<__bf16, 8> tokens_held[2];
+  Vec<__bf16, 8> x_held[2];
   Vec<__bf16, 8> gate_held[2];
   Vec<__bf16, 8> up_held[2];
   const auto fetch_slice = [&]() {
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      tokens_held[v] = load_chunk<8>(tokens_from + v * 8 * tokens_stride, tokens_m + v * 8 < rows_here ? 8 : 0);
-    }
-    tokens_from += split_k * tile_k;
+    for (int v = 0; v < 2; ++v) x_held[v] = load_chunk<8>(x_from[v], x_found[v] ? 8 : 0);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) x_from[v] += split_k * tile_k;
     #pragma unroll
     for (int v = 0; v < 2; ++v) gate_held[v] = load_chunk<8>(gate_from + v * 8 * gate_ld, 8);
     gate_from += split_k * tile_k;
@@ -202,7 +225,7 @@ moe_layer_h(
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + tokens_to + v * at_once, tokens_held[v]);
+    for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
     #pragma unroll
     for (int v = 0; v < 2; ++v) store<8>(slice + gate_to + v * at_once, gate_held[v]);
     #pragma unroll
@@ -210,20 +233,20 @@ moe_layer_h(
   };
 
   // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  Fragment tokens_part[2][1];
+  Fragment x_part[2][1];
   Fragment gate_part[2][1];
   Fragment up_part[2][1];
   Sums tokens_times_gate_sums[1][1] = {};
   Sums tokens_times_up_sums[1][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
-    load_fragment<8>(tokens_part[buffer][0], slice, 0, k * 32);
+    load_fragment<8>(x_part[buffer][0], slice, 0, k * 32);
     load_fragment<8>(gate_part[buffer][0], slice + gate_at, 0, k * 32);
     load_fragment<8>(up_part[buffer][0], slice + up_at, 0, k * 32);
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(tokens_times_gate_sums[0][0], gate_part[buffer][0], tokens_part[buffer][0]);
-    multiply_add(tokens_times_up_sums[0][0], up_part[buffer][0], tokens_part[buffer][0]);
+    multiply_add(tokens_times_gate_sums[0][0], gate_part[buffer][0], x_part[buffer][0]);
+    multiply_add(tokens_times_up_sums[0][0], up_part[buffer][0], x_part[buffer][0]);
   };
 
   if (of_group) {  // else all sums are 0
