@@ -437,6 +437,7 @@ def test_refusals_speak_the_users_words() -> None:
         "topk_large_k",
         "columns",
         "row_parts",
+        "slot_sort",
         "attention",
         "attention_wgmma",
         "attention_wide",
