@@ -280,6 +280,7 @@ SPELLING = Spelling(
         "popcount": ("__popc(lanes)",),
         "warp_least": ("return __reduce_min_sync(0xffffffffu, v);",),  # redux.sync, from sm_80 on
         "warp_most": ("return __reduce_max_sync(0xffffffffu, v);",),
+        "partner": ("return __shfl_xor_sync(0xffffffffu, v, step);",),
         "warp_total": ("return __reduce_add_sync(0xffffffffu, v);",),
         "shuffle_up": ("__shfl_up_sync(0xffffffffu, v, step)",),
         "from_first_lane": ("__shfl_sync(0xffffffffu, start, 0)",),

@@ -35,6 +35,29 @@ def reduced(sign: str) -> tuple[str, ...]:
     )
 
 
+def dpp(word: str, control: str) -> str:
+    """The word of another lane among 16: CDNA 3 ISA, "DPP"."""
+    return f"__builtin_amdgcn_update_dpp(0, {word}, {control}, 0xf, 0xf, true)"
+
+
+# DPP is part of an addition or a move: v_add_f32 of a neighbour's number takes no more than one of its own, where
+# ds_bpermute_b32 is the LDS's, with an address of its own, and waited for. Lanes 32 apart have nothing else.
+PARTNER = (
+    "const int word = __builtin_bit_cast(int, v);",
+    "int other = 0;",
+    f"if (step == 1) other = {dpp('word', '0xb1')};  // quad_perm:[1,0,3,2]",
+    f"if (step == 2) other = {dpp('word', '0x4e')};  // quad_perm:[2,3,0,1]",
+    "if (step == 4) {",
+    f"  const int mirrored = {dpp('word', '0x141')};  // of 8 lanes,",
+    f"  other = {dpp('mirrored', '0x1b')};  // and then of each 4",
+    "}",
+    f"if (step == 8) other = {dpp('word', '0x128')};  // row_ror:8",
+    "if (step == 16) other = __builtin_amdgcn_ds_swizzle(word, 0x401f);  // swizzle(SWAP,16)",
+    "if (step == 32) other = __shfl_xor(word, 32);",
+    "return __builtin_bit_cast(decltype(v), other);",
+)
+
+
 # ---- matrix units
 WORDS = {"_Float16": 2, "__bf16": 2, "short": 2, "float": 4, "int": 4, "long": 8}  # bytes
 SUMS_32 = Fragment(
@@ -154,6 +177,7 @@ SPELLING = Spelling(
             "if (x >= 2147483648.0f) return 2147483647;",
             "return x < -2147483648.0f ? -2147483647 - 1 : static_cast<int>(x);",
         ),
+        "partner": PARTNER,
         "ballot": ("__ballot(says)",),
         "popcount": ("__popcll(lanes)",),
         "warp_least": reduced("<"),

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fusegen.emulator import Buffer, EmulatedKernel, build, toolchain
+from fusegen.emulator import Buffer, EmulatedKernel, KernelFault, build, toolchain
+from fusegen.targets import MI300X
 from tests.programs import aligned
 from tests.tools import needs_compiler
 
@@ -282,6 +283,29 @@ def test_shuffles(warp: int, width: int) -> None:
             np.where(inside + 1 < width, lane + 1, lane), lane ^ 3]  # fmt: skip
     for row in range(8):
         np.testing.assert_array_equal(out[row], want[row], err_msg=str(row))
+
+
+def test_a_partner_is_found_by_dpp_and_swizzle() -> None:
+    """What HIP's spelling makes of each step, against the shuffle that it stands for."""
+    out = np.zeros((6, 64), np.float32)
+    lines = "\n".join(MI300X.spelling.functions["partner"])
+    calls = "".join(f"a[{64 * place} + i] = partner(i + 0.5f, {1 << place});\n" for place in range(6))
+    run(calls, out, warp=64, before=f"__device__ float partner(float v, int step) {{\n{lines}\n}}\n")
+    for place in range(6):
+        np.testing.assert_array_equal(out[place], (np.arange(64) ^ 1 << place) + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("__builtin_amdgcn_update_dpp(0, i, 0x111, 0xf, 0xf, true)", "DPP of control 0x111"),  # row_shr: lanes go empty
+        ("__builtin_amdgcn_update_dpp(0, i, 0x128, 0xa, 0xf, true)", "rows 0xa"),
+        ("__builtin_amdgcn_ds_swizzle(i, 0x80b1)", "ds_swizzle_b32 of pattern 0x80b1"),
+    ],
+)
+def test_exchanges_between_lanes_that_are_not_modelled_are_refused(call: str, said: str) -> None:
+    with pytest.raises(KernelFault, match=said):
+        run(f"a[i] = {call};", np.zeros(64, np.int32), warp=64)
 
 
 @pytest.mark.parametrize("warp", [32, 64])

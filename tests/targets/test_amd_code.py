@@ -50,3 +50,11 @@ def test_loads_of_a_masked_row_are_in_flight_together(name: str, dtype: DType) -
     loads = sum(line.startswith("global_load_dwordx4") for line in code)
     assert loads >= 8
     assert most_in_flight(code) == loads
+
+
+@pytest.mark.parametrize("name", AMD)
+def test_sums_over_lanes_are_additions_of_a_neighbours_number(name: str) -> None:
+    """By DPP, but for lanes that are 16 or 32 apart: six ds_bpermute_b32, each waited for, were a row's sum."""
+    code = [line.split()[0] for line in machine_code(ALL["rmsnorm"].graph, name)]
+    assert code.count("v_add_f32_dpp") >= 3
+    assert code.count("ds_swizzle_b32") == code.count("ds_bpermute_b32") == 1

@@ -59,7 +59,6 @@ class ColumnsSpeller:
         said = {
             "index": "int",
             "row_reduces": [],
-            "partner": words.spelling.shuffle_xor.format("v", "step"),
             "resident": f", {self.plan.cost.blocks_per_sm}" if self.plan.target.counts_blocks else "",
             "sizes": self.sizes(),
             "own_cols": self.own_cols,

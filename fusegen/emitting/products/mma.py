@@ -227,7 +227,6 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "segment_rows": "tile_rows",
             "counts_segments": plan.tile.persistent,
             "row_reduces": [],
-            "partner": self.spelling.shuffle_xor.format("v", "step"),
             "atom": self.atom(),
             "scales": self.scales(),
             "element": self.element,

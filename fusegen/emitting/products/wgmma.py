@@ -350,7 +350,6 @@ class WgmmaSpeller(StoreSpeller):
             "segment_rows": self.band,
             "counts_segments": True,
             "row_reduces": [],
-            "partner": "",
             "group": tile.atom.threads,
             "place": self.place(),
             "told": dict(zip(("parameters", "arguments"), self.told(), strict=True)),

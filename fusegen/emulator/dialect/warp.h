@@ -141,6 +141,36 @@ SIMT_INLINE T __shfl_down(T value, unsigned delta, int width = SIMT_WARP, SIMT_L
 SIMT_INLINE int __builtin_amdgcn_ds_bpermute(int byte_address, int value, SIMT_LINE) {
   return simt::shuffle(simt::converged, value, static_cast<unsigned>(byte_address >> 2) % SIMT_WARP, line);
 }
+
+// Data-parallel primitives, of those within rows of 16 lanes that stay in their row, with all rows and banks written:
+// "AMD Instinct MI300 Instruction Set Architecture", "DPP"
+SIMT_INLINE int __builtin_amdgcn_update_dpp(int, int value, int control, int rows, int banks, bool, SIMT_LINE) {
+  const unsigned lane = simt::lane_index(), in_row = lane % 16;
+  unsigned source = 16;
+  if (control >= 0 && control <= 0xff) {  // quad_perm
+    source = in_row / 4 * 4 + (control >> 2 * (in_row % 4) & 3);
+  } else if (control > 0x120 && control <= 0x12f) {  // row_ror
+    source = (in_row + 16 - (control & 15)) % 16;
+  } else if (control == 0x140) {  // row_mirror
+    source = 15 - in_row;
+  } else if (control == 0x141) {  // row_half_mirror
+    source = in_row ^ 7;
+  }
+  if (SIMT_WARP != 64 || source > 15 || rows != 0xf || banks != 0xf) {
+    simt::fail(simt::Fault::mask, line, "DPP of control %#x, rows %#x and banks %#x on a wave of %d is not modelled",
+               static_cast<unsigned>(control), static_cast<unsigned>(rows), static_cast<unsigned>(banks), SIMT_WARP);
+  }
+  return simt::shuffle(simt::converged, value, lane / 16 * 16 + source, line);
+}
+// Of its bit mask mode: five bits that are kept of a lane's number among 32, five that are set, five that are flipped
+SIMT_INLINE int __builtin_amdgcn_ds_swizzle(int value, int pattern, SIMT_LINE) {
+  if (pattern & ~0x7fff) {
+    simt::fail(simt::Fault::mask, line, "ds_swizzle_b32 of pattern %#x is not modelled", static_cast<unsigned>(pattern));
+  }
+  const unsigned lane = simt::lane_index();
+  const unsigned source = ((lane & pattern & 31) | (pattern >> 5 & 31)) ^ (pattern >> 10 & 31);
+  return simt::shuffle(simt::converged, value, lane / 32 * 32 + source, line);
+}
 SIMT_INLINE int __builtin_amdgcn_readlane(int value, int lane, SIMT_LINE) {
   return simt::shuffle(simt::converged, value, static_cast<unsigned>(lane), line);
 }

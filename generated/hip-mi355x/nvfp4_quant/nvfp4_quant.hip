@@ -100,7 +100,18 @@ __device__ __forceinline__ int to_f4e2m1(float x) {
 
 // v of the thread whose lane differs in the bits of step
 __device__ __forceinline__ float partner(float v, int step) {
-  return __shfl_xor(v, step);
+  const int word = __builtin_bit_cast(int, v);
+  int other = 0;
+  if (step == 1) other = __builtin_amdgcn_update_dpp(0, word, 0xb1, 0xf, 0xf, true);  // quad_perm:[1,0,3,2]
+  if (step == 2) other = __builtin_amdgcn_update_dpp(0, word, 0x4e, 0xf, 0xf, true);  // quad_perm:[2,3,0,1]
+  if (step == 4) {
+    const int mirrored = __builtin_amdgcn_update_dpp(0, word, 0x141, 0xf, 0xf, true);  // of 8 lanes,
+    other = __builtin_amdgcn_update_dpp(0, mirrored, 0x1b, 0xf, 0xf, true);  // and then of each 4
+  }
+  if (step == 8) other = __builtin_amdgcn_update_dpp(0, word, 0x128, 0xf, 0xf, true);  // row_ror:8
+  if (step == 16) other = __builtin_amdgcn_ds_swizzle(word, 0x401f);  // swizzle(SWAP,16)
+  if (step == 32) other = __shfl_xor(word, 32);
+  return __builtin_bit_cast(decltype(v), other);
 }
 
 // the largest value over the 2 threads of a row, in every one of them
