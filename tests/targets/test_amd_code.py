@@ -19,13 +19,48 @@ from tests.specs import ALL
 AMD = ("hip:gfx90a", "hip:gfx942", "hip:gfx950")
 
 
-def machine_code(graph: Graph, name: str) -> list[str]:
-    """The instructions of the kernel that is planned for a chain, without their places."""
+def disassembled(graph: Graph, name: str) -> dict[int, str]:
+    """The instructions of the kernel that is planned for a chain, by their places."""
     try:
         compiler_version("hip")
     except MissingError as error:
         pytest.skip(str(error).splitlines()[0])
-    return [line.split(maxsplit=1)[1] for line in disassemble(compiled(render(plan(graph, target(name))))).splitlines()]
+    lines = disassemble(compiled(render(plan(graph, target(name))))).splitlines()
+    return {int(place, 16): text for place, text in (line.split(maxsplit=1) for line in lines)}
+
+
+def machine_code(graph: Graph, name: str) -> list[str]:
+    return list(disassembled(graph, name).values())
+
+
+def main_loop(graph: Graph, name: str) -> list[str]:
+    """One turn of the loop that has the most matrix instructions, as its code lies there: what a branch in it passes
+    over is taken along, and where it has several ends it goes to the last one."""
+    code = disassembled(graph, name)
+    ends = [(int(text.split("-> ")[1], 16), place) for place, text in code.items() if re.match(r"s_c?branch.*->", text)]
+    loops: list[tuple[int, int]] = []
+    for start, end in sorted(end for end in ends if end[0] < end[1]):
+        if loops and start <= loops[-1][1]:
+            loops[-1] = loops[-1][0], max(end, loops[-1][1])
+        else:
+            loops.append((start, end))
+    turns = [[text for place, text in code.items() if start <= place <= end] for start, end in loops]
+    return max(turns, key=lambda turn: sum("mfma" in line for line in turn))
+
+
+def products_behind_loads(loop: list[str]) -> int:
+    """Matrix instructions that are issued while a load is on its way, of the load that has the fewest."""
+    pending: list[int] = []  # how many were issued before each load
+    fewest = products = len(loop)
+    for line in loop * 3:  # of the third turn, what the second one asked for
+        if "mfma" in line:
+            products += 1
+        elif line.startswith("global_load"):
+            pending.append(products)
+        elif (waited := re.search(r"vmcnt\((\d+)\)", line)) and len(pending) > int(waited[1]):
+            arrived, pending = pending[: len(pending) - int(waited[1])], pending[len(pending) - int(waited[1]) :]
+            fewest = min(fewest, *(products - before for before in arrived))
+    return fewest
 
 
 def most_in_flight(code: list[str]) -> int:
@@ -58,3 +93,12 @@ def test_sums_over_lanes_are_additions_of_a_neighbours_number(name: str) -> None
     code = [line.split()[0] for line in machine_code(ALL["rmsnorm"].graph, name)]
     assert code.count("v_add_f32_dpp") >= 3
     assert code.count("ds_swizzle_b32") == code.count("ds_bpermute_b32") == 1
+
+
+@pytest.mark.parametrize("name", AMD)
+def test_slices_of_factors_are_on_their_way_while_one_is_multiplied(name: str) -> None:
+    """A slice that was asked for and stored within one had no product of 16, or one, to hide its way behind."""
+    loop = main_loop(ALL["gemm_bias_gelu"].graph, name)
+    products = sum("mfma" in line for line in loop)
+    assert products in (8, 16)
+    assert products_behind_loads(loop) >= products - 2

@@ -188,6 +188,12 @@ class GemmPlan(ProductPlan):
         return self.slice_steps - 1
 
     @property
+    def fetches_ahead(self) -> bool:
+        """Does a thread ask for a slice as soon as it has stored the one before, in whose registers it comes? Then the
+        loads have as long as a slice takes to be multiplied. What comes beside copies is asked for behind these."""
+        return not self.copies
+
+    @property
     def pending_copies(self) -> int:
         """Slices that may be on their way when one is waited for. Where copies are `persistent`, those of the slice at
         hand are not committed then."""

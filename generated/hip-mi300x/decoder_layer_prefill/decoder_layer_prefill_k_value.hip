@@ -208,6 +208,7 @@ decoder_layer_prefill_k_value(
 
   fetch_slice(0);
   prepare_slice(0);
+  fetch_slice(1);
   __syncthreads();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
@@ -215,15 +216,13 @@ decoder_layer_prefill_k_value(
     for (int k = 0; k < 2; ++k) {
       if (k == 1 && !last) {
         prepare_slice(step + 1);
+        if (step + 2 < steps) fetch_slice(step + 2);
       }
       if (k < 1) {
         load_parts(step, k + 1, (k + 1) % 2);
       } else if (!last) {
         __syncthreads();
         load_parts(step + 1, 0, 0);
-      }
-      if (k == 0 && !last) {
-        fetch_slice(step + 1);
       }
       multiply(k % 2);
     }

@@ -188,9 +188,6 @@ lora_out(
         __syncthreads();
         load_parts(step + 1, 0, 0);
       }
-      if (k == 0 && !last) {
-        fetch_slice(step + 1);
-      }
       multiply(k % 2);
     }
   };

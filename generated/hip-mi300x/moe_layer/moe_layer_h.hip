@@ -253,6 +253,7 @@ moe_layer_h(
   if (of_group) {  // else all sums are 0
     fetch_slice();
     prepare_slice(0);
+    fetch_slice();
     __syncthreads();
     load_parts(0, 0, 0);
     const auto take_slice = [&](int step, bool last) {
@@ -260,15 +261,13 @@ moe_layer_h(
       for (int k = 0; k < 2; ++k) {
         if (k == 1 && !last) {
           prepare_slice(step + 1);
+          if (step + 2 < steps) fetch_slice();
         }
         if (k < 1) {
           load_parts(step, k + 1, (k + 1) % 2);
         } else if (!last) {
           __syncthreads();
           load_parts(step + 1, 0, 0);
-        }
-        if (k == 0 && !last) {
-          fetch_slice();
         }
         multiply(k % 2);
       }

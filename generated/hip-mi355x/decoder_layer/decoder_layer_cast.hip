@@ -160,6 +160,7 @@ decoder_layer_cast(
 
   fetch_slice();
   prepare_slice(0);
+  fetch_slice();
   __syncthreads();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
@@ -167,15 +168,13 @@ decoder_layer_cast(
     for (int k = 0; k < 4; ++k) {
       if (k == 3 && !last) {
         prepare_slice(step + 1);
+        if (step + 2 < steps) fetch_slice();
       }
       if (k < 3) {
         load_parts(step, k + 1, (k + 1) % 2);
       } else if (!last) {
         __syncthreads();
         load_parts(step + 1, 0, 0);
-      }
-      if (k == 0 && !last) {
-        fetch_slice();
       }
       multiply(k % 2);
     }

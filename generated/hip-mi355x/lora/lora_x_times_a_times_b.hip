@@ -175,9 +175,6 @@ lora_x_times_a_times_b(
         __syncthreads();
         load_parts(step + 1, 0, 0);
       }
-      if (k == 0 && !last) {
-        fetch_slice(step + 1);
-      }
       multiply(k % 2);
     }
   };
