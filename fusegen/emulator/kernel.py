@@ -159,6 +159,7 @@ class _Request(ctypes.Structure):
         ("static_shared_end", ctypes.c_void_p),
         ("first_block", ctypes.c_uint64),
         ("last_block", ctypes.c_uint64),
+        ("block_step", ctypes.c_uint64),
         ("registers", ctypes.c_uint32),
         ("dependent", ctypes.c_uint32),
         ("unfinished", ctypes.POINTER(_BufferRange)),
@@ -205,7 +206,7 @@ class EmulatedKernel:
         timeout_s: float = 60.0,
         workers: int | None = None,
         memory: Sequence[Buffer] = (),
-        only: tuple[int, int] | None = None,
+        only: range | None = None,
         unfinished: Sequence[Buffer] | None = None,
     ) -> None:
         """Run the kernel to its end.
@@ -213,10 +214,11 @@ class EmulatedKernel:
         `seed` 0 runs the warps of a block in turn. Any other lets one warp run far ahead of the others, so that a
         missing barrier also gives wrong numbers, and repeatably so. `workers` is the number of threads that share the
         blocks; the checking build always uses one. `memory` is what the kernel may touch beside the buffers among
-        `args`: what its tensor maps point to. `only`: the grid's blocks that are to run, from one number to below the
-        other. `unfinished` makes it a dependent launch: what those before it write, or read where it is not writable,
-        and which may go on until a thread has waited. Raises KernelFault if the kernel breaks a rule or does not end
-        within `timeout_s`, LaunchError if the launch doesn't fit the kernel, EmulatorUnavailable if memory runs out.
+        `args`: what its tensor maps point to. `only`: the grid's blocks that are to run; of clusters all from one
+        number to another. `unfinished` makes it a dependent launch: what those before it write, or read where it is not
+        writable, and which may go on until a thread has waited. Raises KernelFault if the kernel breaks a rule or does
+        not end within `timeout_s`, LaunchError if the launch doesn't fit the kernel, EmulatorUnavailable if memory runs
+        out.
         """
         self._require_sane(grid, block, shared_bytes, args)
         values = [_value(arg) for arg in args]
@@ -237,8 +239,9 @@ class EmulatedKernel:
             arguments=pointers,
             buffers=ranges,
             buffer_count=len(buffers),
-            first_block=only[0] if only else 0,
-            last_block=min(only[1] if only else math.prod(grid), math.prod(grid)),
+            first_block=only.start if only else 0,
+            last_block=min(only.stop if only else math.prod(grid), math.prod(grid)),
+            block_step=only.step if only else 1,
             dependent=unfinished is not None,
             unfinished=others,
             unfinished_count=len(unfinished or ()),

@@ -90,7 +90,8 @@ PRODUCT_FRAME = frozenset(
     slice_elements slice_bytes at_once band_rows sums_stride group_floats period load_matrices sum_row sum_col
     load_matrices_across load_two_matrices load_two_matrices_across neighbours n32 fetch_scales of_rows
     of_columns scaled_k scaled_cols
-    segment segment_end segment_of piece r Segment tiles_of begun here of_group end inside""".split()  # noqa: SIM905
+    dies by_die segment segment_end segment_of piece r Segment tiles_of begun here of_group end
+    inside""".split()  # noqa: SIM905
 )
 # the same of the template for two products with a softmax between them
 ATTENTION_FRAME = frozenset(

@@ -110,7 +110,7 @@ class EmulatedLoaded:
 
     def launch(
         self, launch: Launch, pointers: Sequence[int], values: Sequence[float], stream: int, *,
-        memory: Sequence[Buffer] | None = None, only: tuple[int, int] | None = None,
+        memory: Sequence[Buffer] | None = None, only: range | None = None,
     ) -> None:  # fmt: skip
         """`memory` takes the place of the arrays' own bytes, and `only` some blocks that of all. A dependent launch is
         held to what those before it touch, which on a GPU may still run."""

@@ -75,7 +75,7 @@ class Target:
     max_grid: int  # blocks in one launch, first dimension
     max_grid_y: int  # second dimension
     max_grid_threads: int  # threads in one launch, first dimension
-    l2_bytes: int
+    l2_bytes: int  # of all dies
     dram_gbs: float  # data sheet
     fp32_tflops: float  # data sheet, vector unit
     matrix_tflops: float  # data sheet, matrix unit: dense products of f16 or bf16, summed in f32
@@ -94,6 +94,7 @@ class Target:
     bulk_copies: bool = False  # any number of 16 bytes, by one thread and either way (cp.async.bulk)
     dependent_launches: bool = False  # a kernel may begin while the one before it runs, and wait (griddepcontrol)
     f8_tflops: float = 0.0  # of floats of 8 bits, where that is another rate than `narrow_tflops`
+    dies: int = 1  # to which blocks go in turn, each with its part of the L2 cache for itself
     dependent_us: float = 0.0  # that such a launch takes less than one behind the other's end
 
     def atoms_of(self, issuer: Issuer, factors: DType, right: DType | None = None) -> tuple[Atom, ...]:

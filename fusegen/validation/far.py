@@ -26,6 +26,7 @@ from fusegen.errors import MissingError
 from fusegen.language.graph import Graph, Tensor
 from fusegen.language.types import Dim, DType, i32, size_of
 from fusegen.planner.model import Plan
+from fusegen.planner.products.gemm import GemmPlan
 from fusegen.runtime import Kernel
 from fusegen.runtime.arrays import ArrayView
 from fusegen.runtime.calls import Record
@@ -88,7 +89,16 @@ def launch_last(
     first = before.of(*extents(plan, {**sizes, dim: skip}))
     last = wide.blocks(*extents(plan, {**sizes, dim: skip + sizes[dim]}))
     memory = [buffer(graph, name, view.span) for name, view in views.items()]
-    launch(record, replace(record.launch, blocks=last), far, values, memory, (first, last))
+    launch(record, replace(record.launch, blocks=last), far, values, memory, blocks_of(plan, first, last))
+
+
+def blocks_of(plan: Plan, first: int, last: int) -> range:
+    """The blocks of the last tiles, from `first` on, of `last`: where blocks are dealt out to dies, every so many-th,
+    since they are the last die's."""
+    dies = plan.dies if isinstance(plan, GemmPlan) else 1
+    start = last - last // dies  # of the last die's tiles
+    assert first >= start, "the tiles that are left out are most of them"
+    return range(dies - 1 + dies * (first - start), last, dies) if dies > 1 else range(first, last)
 
 
 def moved(tensor: Tensor, view: ArrayView, dim: str, skip: int) -> ArrayView:
@@ -175,7 +185,7 @@ def launch_apart(kernel: Kernel, views: Mapping[str, ArrayView], values: Sequenc
 
 def launch(
     record: Record, what: Launch, views: Mapping[str, ArrayView], values: Sequence[float], memory: Sequence[Buffer],
-    only: tuple[int, int] | None,
+    only: range | None,
 ) -> None:  # fmt: skip
     assert isinstance(record.loaded, EmulatedLoaded)
     addresses = [view.address for view in views.values()]

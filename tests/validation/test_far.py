@@ -71,8 +71,11 @@ def test_only_some_blocks_of_a_grid_run(check: bool) -> None:
     first, grid = 2**32 + 5, (2**31 - 1, 3, 1)
     address = y.ctypes.data - 4 * first
     memory = [Buffer("y", address, y.ctypes.data, y.nbytes, initialised=False)]
-    kernel.launch(grid, (1, 1, 1), 0, [ctypes.c_void_p(address)], memory=memory, only=(first, first + 3))
+    kernel.launch(grid, (1, 1, 1), 0, [ctypes.c_void_p(address)], memory=memory, only=range(first, first + 3))
     assert y.tolist() == [5, 6, 7, -1]
+    y[:] = -1
+    kernel.launch(grid, (1, 1, 1), 0, [ctypes.c_void_p(address)], memory=memory, only=range(first + 1, first + 4, 2))
+    assert y.tolist() == [-1, 6, -1, 8]
 
 
 def test_memory_leaves_addresses_before_it() -> None:

@@ -41,6 +41,12 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             lines.append(f"if (blockIdx.x >= {self.tiles}) return;  // the groups need fewer tiles")
         if not tile.persistent:
             block = f"blockIdx.x / {tile.cluster}" if tile.cluster > 1 else "blockIdx.x"
+            if plan.dies > 1:
+                self.functions.add("by_die")
+                block = "by_die(blockIdx.x, gridDim.x)"
+                if others:
+                    lines.append(f"const unsigned block = {block};")
+                    block = "block"
             return [
                 *lines,
                 *self.place_in_grid(block),

@@ -46,6 +46,8 @@ def grid(words: GemmWords) -> list[str]:
             f"constexpr int group = {words.tile.group}, group_tiles = group * tiles_across;"
             "  // rows of tiles that are taken together, and their tiles"
         )
+    if words.plan.dies > 1:
+        lines.append(f"constexpr int dies = {words.plan.dies};  // each with an L2 cache of its own")
     return lines
 
 

@@ -272,6 +272,7 @@ struct Request {
   u32* static_shared_end;  // of the kernel's library: how far its static __shared__ variables reach so far
   u64 first_block;         // the only ones that run, in the order of the grid; whole clusters
   u64 last_block;          // one past the last
+  u64 block_step;          // of these every so many-th cluster, or block where there are none
   u32 registers;           // of a thread, at most, by its launch bounds; 0 if it has none
   u32 dependent;           // it may begin while launches before it run: griddepcontrol.wait waits for their end
   const BufferRange* unfinished;  // what these may still be reading or, where that is `writable`, writing

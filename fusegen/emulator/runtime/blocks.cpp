@@ -141,7 +141,7 @@ void Worker::run_cluster(u64 linear) {
 void Worker::run_blocks() {
   current_thread = &scheduler;
   while (!launch->stopped.load(std::memory_order_relaxed)) {
-    u64 linear = launch->next_cluster.fetch_add(1);
+    u64 linear = launch->next_cluster.fetch_add(launch->request.block_step);
     if (linear >= launch->clusters) {
       return;
     }

@@ -194,6 +194,13 @@ class GemmPlan(ProductPlan):
         return not self.copies
 
     @property
+    def dies(self) -> int:
+        """Dies that blocks are dealt out to. One has all L2 cache, streams share no factor, and of grouped products the
+        last blocks may have no tile, of which one die would have them all."""
+        dealt = self.tile.group > 1 and self.tiles_across > 1 and not self.segments and not self.tile.persistent
+        return self.target.dies if dealt else 1
+
+    @property
     def pending_copies(self) -> int:
         """Slices that may be on their way when one is waited for. Where copies are `persistent`, those of the slice at
         hand are not committed then."""

@@ -49,6 +49,7 @@ constexpr int steps = 128;
 constexpr int warp_rows = 64, warp_cols = 32;  // of a tile
 constexpr int tiles_across = 224;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
+constexpr int dies = 8;  // each with an L2 cache of its own
 // elements from the start of a slice to the right factors, and to its end
 constexpr int gate_at = tile_rows * tile_k;
 constexpr int up_at = gate_at + tile_cols * tile_k;
@@ -65,6 +66,12 @@ __device__ __forceinline__ int place(int row, int k) {
   constexpr int period = Chunks < 8 ? Chunks : 8;
   const int xor_mask = row / (8 / period) % period;
   return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
+}
+
+// the tile of a block: blocks go to the dies in turn, and those of one die have neighbouring tiles
+__device__ __forceinline__ unsigned by_die(unsigned block, unsigned blocks) {
+  const unsigned die = block % dies, longer = blocks % dies;
+  return die * (blocks / dies) + (die < longer ? die : longer) + block / dies;
 }
 
 // 8 elements, Width with each load; those from `count` on are zeros
@@ -123,7 +130,7 @@ decoder_layer_prefill_activated(
   const int warp_row = warp / 2 * warp_rows;  // the warp's first of the tile
   const int warp_col = warp % 2 * warp_cols;
   const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
-  const unsigned tile = blockIdx.x;
+  const unsigned tile = by_die(blockIdx.x, gridDim.x);
   // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
   const unsigned first = tile / group_tiles * group;
   const unsigned height = tiles_down - first < group ? tiles_down - first : group;
