@@ -19,6 +19,7 @@ from fusegen.emulator import toolchain
 from fusegen.errors import FusegenError, MissingError
 from fusegen.runtime import cache, native
 from fusegen.targets import H200, MI300X, Target
+from tests import turns
 from tests.costs import Costs
 
 hypothesis.settings.register_profile("fusegen", deadline=None)  # no test is timed: machines differ
@@ -35,27 +36,63 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all", action="store_true", help="every case of the grids of parameters that are marked pairwise or by_values"
     )
+    parser.addoption(
+        "--turn", metavar="N", help=f"of the dear tests those of turn 1 to {turns.TURNS}, or {turns.ALL}; else today's"
+    )
+    parser.addoption(
+        "--update-costs", action="store_true", help="write tests/dear.json: what a case of a dear test takes"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What tests cost is added up. Before xdist starts its workers: the emulator's two runtimes, or each worker would
-    build both for itself.
+    """What tests cost is added up. Before xdist starts its workers: whose turn it is, and the emulator's two runtimes,
+    or each worker would build both for itself.
 
     Each worker has a processor to itself, and no use for threads of numpy's that wait for work by spinning.
     """
-    config.pluginmanager.register(Costs())
+    if hasattr(config, "workerinput"):
+        config.option.turn = config.workerinput["turn"]
+    else:
+        picked = config.args_source is config.ArgsSource.ARGS or config.option.keyword or config.option.markexpr
+        try:
+            config.option.turn = turns.chosen(config.option.turn, whole=not picked and not config.option.all)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
+    config.pluginmanager.register(Costs(config.option.update_costs))
     if getattr(config.option, "numprocesses", None) and not config.option.collectonly:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         with ThreadPoolExecutor() as pool:
             list(pool.map(build_runtime, (False, True)))
 
 
+@pytest.hookimpl(optionalhook=True)  # xdist's
+def pytest_configure_node(node: Any) -> None:
+    """Each worker is told whose turn it is: midnight may pass."""
+    node.workerinput["turn"] = node.config.option.turn
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    turn = config.option.turn
+    return f"dear tests: turn {turn} of {turns.TURNS}, --turn {turn}" if turn else "dear tests: all"
+
+
 @pytest.hookimpl(tryfirst=True)  # before -k leaves out cases of a grid
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of tests marked pairwise or by_values, leave out what `in_pairs` does; nothing with --all, or of a test that is
-    named."""
-    if config.option.all or any("::" in argument for argument in config.args):
-        return
+    named. Of dear tests, the cases whose turn it is not."""
+    left_out: set[pytest.Item] = set()
+    if not config.option.all and not any("::" in argument for argument in config.args):
+        left_out |= of_grids(items)
+    if config.option.turn:
+        dear = [item for item in items if item not in left_out and not item.get_closest_marker("always")]
+        dealt = turns.dealt([item.nodeid for item in dear], turns.known())
+        left_out.update(item for item in dear if dealt.get(item.nodeid, config.option.turn) != config.option.turn)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def of_grids(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """The cases that `in_pairs` leaves out."""
     grids: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and any(map(item.get_closest_marker, MARKS)):
@@ -66,8 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         assert (len(mark.args) > 2) is (mark.name == "pairwise"), "of two parameters, all pairs are all cases"
         kept = in_pairs([case.callspec.params for case in grid], mark.args)
         left_out.update(case for case, keep in zip(grid, kept, strict=True) if not keep)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    return left_out
 
 
 def pytest_collection_finish() -> None:

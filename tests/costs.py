@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests import turns
+
 MANY = 300  # tests: of fewer there is nothing to say
 DEAREST = 10  # files
 KEY = "cpu_s"
@@ -28,9 +30,11 @@ def cpu_seconds() -> float:
 class Costs:
     """The plugin: each worker measures its tests, and the process that started them adds up."""
 
-    def __init__(self) -> None:
+    def __init__(self, update: bool = False) -> None:
+        """With `update`, the ledger of dear tests is written at the end."""
+        self.update = update
         self.started = 0.0
-        self.seconds: dict[str, list[float]] = defaultdict(list)  # of each test, by file
+        self.seconds: dict[str, float] = {}  # of each case
 
     def pytest_runtest_logstart(self) -> None:
         self.started = cpu_seconds()
@@ -45,13 +49,20 @@ class Costs:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
             seconds: Any = dict(report.user_properties).get(KEY, 0.0)
-            self.seconds[report.nodeid.partition("::")[0]].append(seconds)
+            self.seconds[report.nodeid] = seconds
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if sum(map(len, self.seconds.values())) >= MANY:
+        if len(self.seconds) >= MANY:
             terminalreporter.section("seconds of CPU", "-")
-            for line in table(self.seconds):
+            files: dict[str, list[float]] = defaultdict(list)
+            for case, seconds in self.seconds.items():
+                files[case.partition("::")[0]].append(seconds)
+            for line in table(files):
                 terminalreporter.write_line(line)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.update and not hasattr(session.config, "workerinput"):
+            turns.write(self.seconds.items())
 
 
 def table(seconds: Mapping[str, list[float]]) -> Iterator[str]:

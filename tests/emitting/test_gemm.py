@@ -309,7 +309,6 @@ def test_f32_becomes_tf32_by_one_instruction_where_there_is_one(name: str, how: 
 
 
 @needs_emulator
-@pytest.mark.slow
 @pytest.mark.by_values("spec", "name")  # each meets each in a quick validation above
 @pytest.mark.parametrize("name", [CUDA, AMD])
 @pytest.mark.parametrize(
