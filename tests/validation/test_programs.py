@@ -230,3 +230,28 @@ def test_what_is_cut_otherwise_at_smaller_sizes_keeps_its_cut(name: str, gpu: st
 
 def test_small_products_are_validated_as_they_are() -> None:
     assert smaller(made(mlp).plan) is None
+
+
+K, N = dims("K N")
+
+
+def sharp(scale: float) -> Chain:
+    """Two products, then weights of logits so large that what the first product may be off is any of them."""
+
+    @chain(M=40, K=64, N=64)
+    def sharp(x: bf16[M, K], w: bf16[N, K], u: bf16[N, N], v: bf16[M, N]) -> bf16[M, N]:
+        hidden = F.cast(F.rmsnorm(x @ w.T), bf16)
+        return F.cast(F.softmax(hidden @ u.T * scale) * v, bf16)
+
+    return sharp
+
+
+def test_kernels_behind_bounds_that_say_nothing_are_held_to_what_they_read() -> None:
+    right, other = (made(sharp(scale)) for scale in (1000.0, 1010.0))
+    report = validate(right, quick=True)
+    assert report.ok, str(report)
+    assert not report.unjudged, str(report)
+    assert len(right.kernels) > 1
+    assert caught(Program(right.plan, [*right.kernels[:-1], other.kernels[-1]], right.device))
+    turned = replace(right.plan, graph=sharp(-1000.0).graph)  # the chain says what no kernel was made for
+    assert caught(Program(turned, right.kernels, right.device))
