@@ -154,7 +154,7 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
     operands = [t for t in graph.inputs if t.node in set(computed)]
 
     def is_stored(node: Node, dtype: DType) -> bool:
-        return node in read and memory[node].type.dtype is dtype
+        return any(n in read and memory[n].type.dtype is dtype for n in (node, shown_by(node)))
 
     own = {size for t in (*operands, *inputs) for size in t.shape[-1:]}
     loose = set(read)
@@ -173,7 +173,7 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
             wanted = graph.factor_types[node]
             arguments = [
                 m
-                if a not in loose or a is node.ends or is_stored(shown_by(a), wanted) or wanted.narrow
+                if a not in loose or a is node.ends or is_stored(a, wanted) or wanted.narrow
                 else rounded_to(wanted, m)
                 for a, m in zip(node.inputs, arguments, strict=True)
             ]

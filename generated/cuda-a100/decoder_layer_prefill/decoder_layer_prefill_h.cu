@@ -3,11 +3,11 @@
 // h of decoder_layer_prefill.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     128 x 256 tiles of 8 warps, slices of 64 in a ring of 3
-// traffic  134.2 MB moved, 134.2 MB ideal, 268.4 MB with products apart, 335.5 MB unfused in 4 launches
+// tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 4, copies interleaved with the
+//          products; persistent blocks
+// traffic  134.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 268.4 MB unfused in 3 launches
 // floor    440.5 us at 312 TFLOP/s for products; compute-bound at 1024.00 flop/B
-// rounding round_bf16_ to bf16 before it is multiplied; a value to bf16 by an explicit cast; h to bf16
-//          when stored; f32 between
+// rounding h to bf16 when stored; f32 between
 // needs    D=4096, E_times_G_times_H=4096; rows of all operands next to each other; attended, wo, x, h:
 //          address and strides in multiples of 16 B
 
@@ -31,14 +31,9 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// x rounded to bf16, nearest even
-__device__ __forceinline__ float round_bf16(float x) {
-  return __bfloat162float(__float2bfloat16_rn(x));
-}
-
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 256, tile_k = 64, stages = 3;
-constexpr int steps = 64;
+constexpr int tile_rows = 128, tile_cols = 256, tile_k = 32, stages = 4;
+constexpr int steps = 128;
 constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
 constexpr int tiles_across = 16;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
@@ -117,137 +112,164 @@ decoder_layer_prefill_h(
   const int warp_row = warp / 4 * warp_rows;  // the warp's first of the tile
   const int warp_col = warp % 4 * warp_cols;
   const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
-  const unsigned tile = blockIdx.x;
-  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / group_tiles * group;
-  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
-  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
-  const int across = tile % group_tiles / height;
-  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
-  const int col0 = across * tile_cols;
+  const unsigned tiles = tiles_down * tiles_across;
+  struct Place { long long row0; int across; };
+  const auto place_of = [&](unsigned tile) {
+    // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+    const unsigned first = tile / group_tiles * group;
+    const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+    const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
+    const int across = tile % group_tiles / height;
+    return Place{row0, across};
+  };
 
-  // the ring of 3 slices, and what the thread brings of each
+  // the ring of 4 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const int attended_m = threadIdx.x / 8, attended_k = threadIdx.x % 8 * 8;
-  const __nv_bfloat16* attended_from = attended_ptr + (row0 + attended_m) * attended_stride + attended_k;
-  const int attended_to = place<8>(attended_m, attended_k);
-  const int wo_n = threadIdx.x / 8, wo_k = threadIdx.x % 8 * 8;
+  const int attended_m = threadIdx.x / 4, attended_k = threadIdx.x % 4 * 8;
+  const __nv_bfloat16* attended_from[2];
+  unsigned attended_to = (place<4>(attended_m, attended_k)) * 2;
+  asm volatile("" : "+r"(attended_to));  // stays in a register: the compiler would make it anew for each copy
+  const int wo_n = threadIdx.x / 4, wo_k = threadIdx.x % 4 * 8;
   // the column that lies in row wo_n of the tile
   const int wo_col = wo_n / warp_cols * warp_cols + wo_n % 8 * 8 + wo_n % warp_cols / 8;
-  const __nv_bfloat16* wo_from = wo_ptr + (col0 + wo_col) * wo_ld + wo_k;
-  const int wo_to = wo_at + place<8>(wo_n, wo_k);
+  const __nv_bfloat16* wo_from[4];
+  unsigned wo_to = (wo_at + place<4>(wo_n, wo_k)) * 2;
+  asm volatile("" : "+r"(wo_to));  // stays in a register: the compiler would make it anew for each copy
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  const auto copy_slice = [&](int step) {
-    const unsigned slice = ring_at + step % stages * slice_bytes;
+  int rows_here;  // of the tile that is copied
+  const auto aim = [&](unsigned tile) {
+    const Place at = place_of(tile);
+    const long long row0 = at.row0;
+    const int across = at.across;
+    const int col0 = across * tile_cols;
+    rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + (attended_to + v * at_once) * 2;
-      copy_chunk<8>(to, attended_from + v * 32 * attended_stride, attended_m + v * 32 < rows_here ? 8 : 0);
+    for (int v = 0; v < 2; ++v) {
+      attended_from[v] = attended_ptr + (row0 + attended_m) * attended_stride + attended_k + (v * 64) * attended_stride;
     }
-    attended_from += tile_k;
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      const int away = v * 32 / warp_cols * warp_cols + v * 32 % warp_cols / 8;  // columns from the first
-      const unsigned to = slice + (wo_to + v * at_once) * 2;
-      copy_chunk<8>(to, wo_from + away * wo_ld, 8);
-    }
-    wo_from += tile_k;
+    for (int v = 0; v < 4; ++v) wo_from[v] = wo_ptr + (col0 + wo_col) * wo_ld + wo_k + (v * 64) * wo_ld;
   };
-  const auto prepare_slice = [&](int step) {
-    __nv_bfloat16* const slice = ring + step % stages * slice_elements;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      __nv_bfloat16* const at = slice + attended_to + v * at_once;
-      Vec<__nv_bfloat16, 8> attended_vec = load<8>(at);
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float attended = __bfloat162float(attended_vec.at[j]);
-        const float round_bf16_ = round_bf16(attended);
-        attended_vec.at[j] = __float2bfloat16_rn(round_bf16_);
-      }
-      store<8>(at, attended_vec);
+  aim(blockIdx.x);
+  bool more = true;  // is there a slice left to copy?
+  // one of the thread's chunks of a slice, which is `ahead` slices from where the pointers are
+  const auto copy_one = [&](int slot, int ahead, int number) {
+    const unsigned slice = ring_at + slot * slice_bytes;
+    if (number < 2) {
+      const int v = number;
+      const unsigned to = slice + attended_to + v * (at_once * 2);
+      copy_chunk<8>(to, attended_from[v] + ahead * tile_k, attended_m + v * 64 < rows_here ? 8 : 0);
     }
+    if (2 <= number && number < 6) {
+      const int v = number - 2;
+      const unsigned to = slice + wo_to + v * (at_once * 2);
+      copy_chunk<8>(to, wo_from[v] + ahead * tile_k, 8);
+    }
+  };
+  const auto advance = [&](int slices) {
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) attended_from[v] += slices * tile_k;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) wo_from[v] += slices * tile_k;
   };
 
-  // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
   unsigned attended_part[2][4][4];
   unsigned wo_part[2][4][4];
-  float matmul_sums[4][8][4] = {};
-  const unsigned attended_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned wo_lane = ring_at + wo_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
-  const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % stages * slice_bytes;
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+  const unsigned attended_lane = ring_at + place<4>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned wo_lane = ring_at + wo_at * 2 + place<4>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  // fragment `number` of a step, in the order that products need them
+  const auto load_one = [&](int slot, int k, int buffer, int number) {
+    const unsigned slice = slot * slice_bytes;
+    if (number < 1 || number >= 5) {
+      const int i = number < 1 ? 0 : number - 4;
       load_matrices(attended_part[buffer][i], (attended_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    if (1 <= number && number < 5) {
+      const int i = number - 1;
       load_matrices(wo_part[buffer][i], (wo_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
   };
-  const auto multiply = [&](int buffer) {
-    #pragma unroll
-    for (int m = 0; m < 8; ++m) {
-      #pragma unroll
-      for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
-        const int n = m % 2 ? 3 - nth : nth;
-        multiply_add(matmul_sums[n][m], wo_part[buffer][n], attended_part[buffer][m / 2][m % 2 * 2],
-            attended_part[buffer][m / 2][m % 2 * 2 + 1]);
-      }
-    }
-  };
 
   #pragma unroll
-  for (int s = 0; s < stages - 1; ++s) {
-    copy_slice(s);
+  for (int slot = 0; slot < stages - 1; ++slot) {
+    #pragma unroll
+    for (int number = 0; number < 6; ++number) copy_one(slot, slot, number);
     commit_copies();
   }
   wait_copies<stages - 2>();
-  prepare_slice(0);
   __syncthreads();
-  load_parts(0, 0, 0);
-  const auto take_slice = [&](int step, bool last) {
-    #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k == 2 && !last) {
-        wait_copies<stages - 2>();
-        prepare_slice(step + 1);
-      }
-      if (k < 3) {
-        load_parts(step, k + 1, (k + 1) % 2);
-      } else if (!last) {
-        __syncthreads();
-        load_parts(step + 1, 0, 0);
-      }
-      if (k == 0 && !last) {
-        if (step + stages - 1 < steps) copy_slice(step + stages - 1);
-        commit_copies();
-      }
-      multiply(k % 2);
-    }
-  };
-  #pragma unroll 1
-  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
-  take_slice(steps - 1, true);
-
-  const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
-  const int col = col0 + n;
   #pragma unroll
-  for (int v = 0; v < 16; ++v) {
-    const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-    const long long row = row0 + m;
-    if (row < rows) {
-      const Vec<__nv_bfloat16, 8> x_vec = load<8>(x_ptr + row * x_stride + col);
-      Vec<__nv_bfloat16, 8> h_vec;
+  for (int number = 0; number < 8; ++number) load_one(0, 0, 0, number);
+  for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    float matmul_sums[4][8][4] = {};
+    // the products of step k, with what they are not to wait for: the next step's fragments, one before each product, then
+    // chunks of the slice that is 3 ahead, in the place of the slice before
+    const auto take_step = [&](int slot, int k, bool copies) {
       #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-        const float x = __bfloat162float(x_vec.at[j]);
-        const float add = x + matmul;
-        h_vec.at[j] = __float2bfloat16_rn(add);
+      for (int m = 0; m < 8; ++m) {
+        #pragma unroll
+        for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
+          const int n = m % 2 ? 3 - nth : nth;
+          const int at = m * 4 + nth;
+          if (at < 8) {
+            load_one(k < 1 ? slot : (slot + 1) % stages, (k + 1) % 2, (k + 1) % 2, at);
+          } else if (at < 11 && copies) {
+            copy_one((slot + stages - 1) % stages, slot == 0 ? stages - 1 : slot - 1, k * 3 + at - 8);
+          }
+          multiply_add(matmul_sums[n][m], wo_part[k % 2][n], attended_part[k % 2][m / 2][m % 2 * 2], attended_part[k % 2][m / 2][m % 2 * 2 + 1]);
+        }
       }
-      store<8>(h_ptr + row * h_stride + col, h_vec);
+    };
+
+    // with a slice's last step the next one is waited for: behind this tile's last slice, the next tile's first one
+    #pragma unroll 1
+    for (int step = 0; step < steps; step += stages) {
+      #pragma unroll
+      for (int slot = 0; slot < stages; ++slot) {
+        #pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          if (k == 1) {
+            wait_copies<stages - 3>();
+            __syncthreads();
+          }
+          take_step(slot, k, slot == 0 || more);
+        }
+        commit_copies();
+        if (slot == 0) {  // from here on copies are of the next round, or of the next tile
+          if (step + stages < steps) {
+            advance(stages);
+          } else {
+            more = tile + gridDim.x < tiles;
+            if (more) aim(tile + gridDim.x);
+          }
+        }
+      }
+    }
+
+    const Place at = place_of(tile);
+    const long long row0 = at.row0;
+    const int across = at.across;
+    const int col0 = across * tile_cols;
+
+    const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
+    const int col = col0 + n;
+    #pragma unroll
+    for (int v = 0; v < 16; ++v) {
+      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
+      const long long row = row0 + m;
+      if (row < rows) {
+        const Vec<__nv_bfloat16, 8> x_vec = load<8>(x_ptr + row * x_stride + col);
+        Vec<__nv_bfloat16, 8> h_vec;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+          const float x = __bfloat162float(x_vec.at[j]);
+          const float add = x + matmul;
+          h_vec.at[j] = __float2bfloat16_rn(add);
+        }
+        store<8>(h_ptr + row * h_stride + col, h_vec);
+      }
     }
   }
 }

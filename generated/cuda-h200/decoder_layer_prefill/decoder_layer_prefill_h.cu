@@ -5,12 +5,11 @@
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
 // tile     cooperative: two consumer warpgroups share tiles of 128x256, a producer 4 slices of 64
 //          ahead; persistent blocks, 16 rows of tiles at a time
-// traffic  134.2 MB moved, 134.2 MB ideal, 268.4 MB with products apart, 335.5 MB unfused in 4 launches
+// traffic  134.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 268.4 MB unfused in 3 launches
 // floor    138.9 us at 989 TFLOP/s for products; compute-bound at 1024.00 flop/B
-// rounding round_bf16_ to bf16 before it is multiplied; a value to bf16 by an explicit cast; h to bf16
-//          when stored; f32 between
-// needs    D=4096, E_times_G_times_H=4096; rows of all operands next to each other; attended, wo, h:
-//          address and strides in multiples of 16 B; x: address and strides in multiples of 4 B
+// rounding h to bf16 when stored; f32 between
+// needs    D=4096, E_times_G_times_H=4096; rows of all operands next to each other; attended, wo, x, h:
+//          address and strides in multiples of 16 B
 // launch   begins while the kernels before it run, and waits for them behind its barriers and the first
 //          4 slices of wo; lets the next one begin once all its blocks run
 
@@ -26,11 +25,6 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
 template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
-}
-
-// x rounded to bf16, nearest even
-__device__ __forceinline__ float round_bf16(float x) {
-  return __bfloat162float(__float2bfloat16_rn(x));
 }
 
 // a tile, the slices of the depth that are summed one after another, and how many shared memory holds
@@ -124,12 +118,6 @@ __device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned
                :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// 16 x 16 elements as wgmma takes them from registers, from the rows whose places the lanes give
-__device__ __forceinline__ void load_fragment(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
-}
-
 // what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
 __device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
   constexpr unsigned address_bits = 0x3ffff;
@@ -138,11 +126,11 @@ __device__ __forceinline__ unsigned long long describe(unsigned long long layout
 
 // sums of 64 x 256 elements: the product of two matrices, 16 along K, added to what they were or put in its place
 __device__ __forceinline__ void multiply_add(
-    float (&sums)[128], const unsigned (&left)[4], unsigned long long right, bool add) {
+    float (&sums)[128], unsigned long long left, unsigned long long right, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred add;\n"
-      "setp.ne.b32 add, %133, 0;\n"
+      "setp.ne.b32 add, %130, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
       "{"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
@@ -153,7 +141,7 @@ __device__ __forceinline__ void multiply_add(
       "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
       "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-      "}, {%128, %129, %130, %131}, %132, add, 1, 1, 0;\n"
+      "}, %128, %129, add, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
         "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
@@ -187,7 +175,7 @@ __device__ __forceinline__ void multiply_add(
         "+f"(sums[116]), "+f"(sums[117]), "+f"(sums[118]), "+f"(sums[119]),
         "+f"(sums[120]), "+f"(sums[121]), "+f"(sums[122]), "+f"(sums[123]),
         "+f"(sums[124]), "+f"(sums[125]), "+f"(sums[126]), "+f"(sums[127])
-      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(static_cast<int>(add)));
+      : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 }
 
 // no instruction, but what uses the sums stays behind it: the compiler doesn't know that wgmma writes them until then
@@ -198,12 +186,11 @@ __device__ __forceinline__ void fence_sums(float (&sums)[128]) {
 
 extern "C" __global__ void __launch_bounds__(384, 1)
 decoder_layer_prefill_h(
-    const __nv_bfloat16* __restrict__ x_ptr,
+    const __grid_constant__ CUtensorMap x_map,
     const __grid_constant__ CUtensorMap wo_map,
     const __grid_constant__ CUtensorMap attended_map,
     const __grid_constant__ CUtensorMap h_map,
-    long long rows,
-    long long x_stride)
+    long long rows)
 {
   asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
   // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
@@ -212,14 +199,11 @@ decoder_layer_prefill_h(
   const unsigned right = left + right_at;
   const unsigned full = left + barriers_at;
   const unsigned empty = full + 8 * stages;
-  const unsigned pingpong = empty + 8 * stages;  // a barrier for each of the two consumer warpgroups
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       start_barrier(full + 8 * stage, 1);
       start_barrier(empty + 8 * stage, 8);  // warps that read the slice
     }
-    start_barrier(pingpong, 4);
-    start_barrier(pingpong + 8, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -258,6 +242,22 @@ decoder_layer_prefill_h(
             parity ^= 1;
           }
         }
+        wait_at(empty + 8 * stage, parity);  // then boxes of x
+        expect_bytes(full + 8 * stage, 2 * tile_rows * line_bytes);
+        copy_box(left + stage * left_bytes, x_map, full + 8 * stage, at.col0, at.row0);
+        copy_box(right + stage * right_bytes, x_map, full + 8 * stage, at.col0 + 64, at.row0);
+        if (++stage == stages) {
+          stage = 0;
+          parity ^= 1;
+        }
+        wait_at(empty + 8 * stage, parity);  // then boxes of x
+        expect_bytes(full + 8 * stage, 2 * tile_rows * line_bytes);
+        copy_box(left + stage * left_bytes, x_map, full + 8 * stage, at.col0 + 2 * 64, at.row0);
+        copy_box(right + stage * right_bytes, x_map, full + 8 * stage, at.col0 + 3 * 64, at.row0);
+        if (++stage == stages) {
+          stage = 0;
+          parity ^= 1;
+        }
       }
     }
   } else {
@@ -269,80 +269,61 @@ decoder_layer_prefill_h(
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
     constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
-    const unsigned fragments = left + own * segment_bytes + (warp * 16 + lane % 16) * line_bytes;  // the row whose place this lane gives
+    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * segment_bytes);
     const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
     float sums[1][128];
     int stage = 0;
     unsigned parity = 0;
-    unsigned pingpong_parity = own ^ 1;  // the first group's first turn is there from the start
-    unsigned prepared[2][4][4];  // of two slices: what is being multiplied must stay
-    int before = 0;
-    // prepares the slice that comes next
-    const auto prepare = [&](unsigned (&to)[4][4]) {
-      wait_at(full + 8 * stage, parity);
-      #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        load_fragment(to[k], fragments + stage * left_bytes + ((k * 2 + lane / 16) ^ lane % 8) * 16);
-        #pragma unroll
-        for (int quarter = 0; quarter < 4; ++quarter) {  // rows lane / 4 and 8 more, then 8 columns on
-          unsigned& word = to[k][quarter];
-          float made[2];
-          #pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            const float attended = __uint_as_float(j == 0 ? word << 16 : word & 0xffff0000u);
-            const float round_bf16_ = round_bf16(attended);
-            made[j] = round_bf16_;
-          }
-          const __nv_bfloat162 both = __floats2bfloat162_rn(made[0], made[1]);
-          word = reinterpret_cast<const unsigned&>(both);
-        }
-      }
-      __syncwarp();  // all lanes have read the slice before one gives its place back
-    };
-    // multiplies it, by turns with the other group
-    const auto multiply = [&](int step, const unsigned (&slice)[4][4]) {
-      wait_at(pingpong + 8 * own, pingpong_parity);  // the other group's products are under way
-      pingpong_parity ^= 1;
-      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-      #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        multiply_add(sums[0], slice[k], right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
-      }
-      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-      if (lane == 0) arrive_at(pingpong + 8 * (own ^ 1));
-      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been multiplied
-      if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
-      before = stage;
-      if (++stage == stages) {
-        stage = 0;
-        parity ^= 1;
-      }
-    };
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const Place at = place_of(tile, tiles_down);
       const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
-      for (int step = 0; step < steps; step += 2) {
-        prepare(prepared[0]);
-        multiply(step, prepared[0]);
-        prepare(prepared[1]);
-        multiply(step + 1, prepared[1]);
+      int before = 0;
+      for (int step = 0; step < steps; ++step) {
+        wait_at(full + 8 * stage, parity);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          multiply_add(
+              sums[0], left_slices + stage * (left_bytes / 16) + k * 2,
+              right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
+        }
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
+        if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
+        before = stage;
+        if (++stage == stages) {
+          stage = 0;
+          parity ^= 1;
+        }
       }
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
       fence_sums(sums[0]);
       if (lane == 0) arrive_at(empty + 8 * before);
 
+      int x_stage = 0;  // of the ring, where its boxes are
       #pragma unroll
       for (int chunk = 0; chunk < 4; ++chunk) {
+        if (chunk % 2 == 0) {
+          wait_at(full + 8 * stage, parity);
+          x_stage = stage;
+          if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+          }
+        }
+        const unsigned char* const x_box =
+            shared + (chunk % 2 == 0 ? x_stage * left_bytes : right_at + x_stage * right_bytes)
+            + (own * 64 + warp * 16 + lane / 4) * line_bytes + lane % 4 * 4;
         Vec<__nv_bfloat16, 2> x_vec[8][2];
         #pragma unroll
         for (int n8 = 0; n8 < 8; ++n8) {
           #pragma unroll
           for (int r8 = 0; r8 < 2; ++r8) {
-            const long long row = row0 + r8 * 8 + lane / 4;
-            const int col = at.col0 + chunk * 64 + n8 * 8 + lane % 4 * 2;
-            x_vec[n8][r8] = row < rows ? load<2>(x_ptr + row * x_stride + col) : Vec<__nv_bfloat16, 2>{};
+            x_vec[n8][r8] = load<2>(reinterpret_cast<const __nv_bfloat16*>(x_box + r8 * (8 * line_bytes) + ((n8 ^ lane / 4) << 4)));
           }
         }
+        __syncwarp();  // all lanes have read
+        if (chunk % 2 == 1 && lane == 0) arrive_at(empty + 8 * x_stage);
         unsigned h_words[8][2];
         #pragma unroll
         for (int n8 = 0; n8 < 8; ++n8) {
