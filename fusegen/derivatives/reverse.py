@@ -25,10 +25,10 @@ from fusegen.errors import SpecError
 from fusegen.language import ops as F
 from fusegen.language.axes import LAST, reduce
 from fusegen.language.elementwise import type_of
-from fusegen.language.graph import Graph, Kind, Node
+from fusegen.language.graph import Graph, Kind, Node, plain
 from fusegen.language.sizes import Shape, broadcast
 from fusegen.language.trace import Trace, Transposed, Value, size_leaf
-from fusegen.language.types import bf16, f16, f32
+from fusegen.language.types import DType, bf16, f16, f32
 from fusegen.language.views import View
 
 MOST_COLUMNS = 16  # of a selection: each is a step of its own
@@ -93,7 +93,7 @@ class Reverse:
             text = texts[place]
             if argument not in self.moving or text is None:
                 continue
-            words = Words(node, gradient, place)
+            words = Words(node, gradient, place, kind)
             try:
                 found = words.read(text)
             except SpecError as error:
@@ -120,7 +120,7 @@ def moving(graph: Graph, wanted: frozenset[Node]) -> frozenset[Node]:
 def gradient_texts(node: Node) -> tuple[str | None, ...]:
     """One for each argument. Raises SpecError for an op that has none."""
     texts = node.op.gradients
-    if not texts or (node.op.kind is Kind.PRODUCT and len(node.inputs) != 2):
+    if not texts or (node.op.kind is Kind.PRODUCT and len(node.inputs) != 2 and not node.ends):
         raise SpecError(
             f"{node.operator} has no gradient here: {reason(node)}\n"
             "  write the chain of gradients yourself and pass it as backward=, or name in of=(...) the operands whose "
@@ -132,6 +132,7 @@ def gradient_texts(node: Node) -> tuple[str | None, ...]:
 
 REASONS: Mapping[str, str] = {
     "gather": "rows that several indices name add up, and no op adds up rows",
+    "matmul_over_groups": "it is the gradient of a grouped product, and has none of its own",
     "scatter": "it writes in an operand's own memory",
     "sorted_values": "what comes from a column goes back there, and no op writes columns",
     "sorted_values_descending": "what comes from a column goes back there, and no op writes columns",
@@ -157,11 +158,12 @@ def compiled(text: str) -> CodeType:
 class Words:
     """What a text of the op table may name, for one argument of one node."""
 
-    def __init__(self, node: Node, gradient: Value, place: int) -> None:
-        self.node, self.place = node, place
+    def __init__(self, node: Node, gradient: Value, place: int, kind: DType | None) -> None:
+        self.node, self.place, self.kind = node, place, kind
         words: dict[str, Any] = {name: value_of(a) for name, a in zip(ARGUMENTS, node.inputs, strict=False)}
         own: Sequence[Callable[..., Any]] = (
-            self.whole, self.total, self.times_others, self.back, self.part, self.in_rows, self.at_columns
+            self.whole, self.total, self.times_others, self.back, self.part, self.in_rows, self.at_columns,
+            self.as_multiplied,
         )  # fmt: skip
         self.known = {**words, **{word.__name__: word for word in own}, "d": gradient, "out": Value(node), "F": F,
                       "INF": F.INF}  # fmt: skip
@@ -198,6 +200,12 @@ class Words:
         flat = flat and self.node.inputs[0].shape[:-1] == self.node.shape[:-1]
         return reshaped(value, View.identity(value.shape).merged(0, rank - 1)) if flat else value
 
+    def as_multiplied(self, value: Value) -> Value:
+        """A factor that is computed, as the product rounds it: it is then in memory as other products read it."""
+        assert self.kind is not None
+        known = isinstance(value, Transposed) or plain(value.node) or type_of(value) is self.kind
+        return value if known else F.cast(value, self.kind)
+
     def at_columns(self, gradient: Value) -> Value:
         x, columns = self.node.inputs
         own, gradient, count = Value(columns), self.whole(gradient), columns.shape[-1]
@@ -224,6 +232,8 @@ def full_shape(node: Node, argument: Node, place: int) -> Shape:
     """The shape of what a text makes of an argument, before it is summed to the argument's own."""
     if node.op.kind is Kind.MAP:
         return node.shape
+    if node.ends:
+        return argument.shape
     if node.op.kind is Kind.PRODUCT:
         rows = node.inputs[0].shape[:-1] == node.shape[:-1] and len(node.inputs[1].shape) == 2
         leading = () if place and rows else node.shape[:-2]

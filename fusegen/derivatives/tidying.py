@@ -217,11 +217,12 @@ class Rewriting:
     def of_view(self) -> Node | None:
         """(a @ b).mT -> b.mT @ a.mT"""
         (x,) = self.node.inputs
-        if not is_swap(self.node) or x.op.name not in ("matmul", "matmul_tf32"):
+        if not is_swap(self.node) or x.op.name not in ("matmul", "matmul_tf32", "matmul_over_groups"):
             return None
         a, b = x.factors
         factors = (self.swapped(b), self.swapped(a))
-        return replace(x, inputs=factors, shape=self.node.shape, operator=self.node.operator)
+        inputs = (*factors, *x.inputs[2:])
+        return replace(x, inputs=inputs, shape=self.node.shape, operator=self.node.operator)
 
     def swapped(self, x: Node) -> Node:
         """x with its last two axes swapped, as a factor takes it."""

@@ -58,7 +58,7 @@ def mixes(rows: Dim, node: Node) -> str:
     """Why a node may see more than one row, or where its row lies; empty where it does not."""
     if node.op.name in COUNTS or (node.op.name == "row_index" and has(rows, node.shape)):
         return f"{node.operator} numbers the rows"
-    if node.ends and has(rows, node.shape):
+    if (node.ends and has(rows, node.shape)) or (node.inner_ends and has(rows, node.inputs[0].shape)):
         return f"{node.operator} takes rows by groups, which end where they end"
     for one in (node, *node.inputs):
         if has(rows, one.shape[1:]):

@@ -373,8 +373,8 @@ class Graph:
     def fixed_by(self, reductions: Iterable[Node]) -> frozenset[Size]:
         """The same, if these were all reductions."""
         sizes: set[Size] = {node.size for node in self.nodes if node.size is not None} - self.counted
-        sizes.update(self.shape[-1:], self.widths, (n.inputs[0].shape[-1] for n in self.products))
-        sizes.update(n.ends.shape[0] for n in self.products if n.ends)
+        sizes.update(self.shape[-1:], self.widths, (n.inputs[0].shape[-1] for n in self.products if not n.inner_ends))
+        sizes.update(n.any_ends.shape[0] for n in self.products if n.any_ends)
         sizes.update(n.inputs[0].shape[-2] for n in self.gathers if n.op.name == "paged_rows")
         sizes.update(n.inputs[0].shape[-1] for n in reductions if not n.over)
         sizes.update(n.shape[-1] for n in (*self.selections, *self.scans, *self.grouped))

@@ -42,7 +42,7 @@ FRAME = (
     copy_misaligned head_of load_block load_kept_block load_shifted store_block store_row head edge in_remainder
     remainder_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival away
     place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left leave_packed memcpy unknown
-    group_bounds matmul_by_group
+    group_bounds matmul_by_group products_by_group add_by_group ends_of_groups order_of_slots places_of_slots
     top_columns take bare rows_at pages_at rows_put take_at kept_by_sum kept_by_count order_of flat_index
     low_word high_word
     philox4x32 group_sum group_max group_min group_sum_i32 group_max_i32 group_min_i32 block""".split()  # noqa: SIM905
@@ -90,8 +90,8 @@ PRODUCT_FRAME = frozenset(
     slice_elements slice_bytes at_once band_rows sums_stride group_floats period load_matrices sum_row sum_col
     load_matrices_across load_two_matrices load_two_matrices_across neighbours n32 fetch_scales of_rows
     of_columns scaled_k scaled_cols
-    dies by_die segment segment_end segment_of piece r Segment tiles_of begun here of_group end
-    inside""".split()  # noqa: SIM905
+    dies by_die segment segment_end segment_of piece r Segment tiles_of begun here of_group end inside k_begin total_k
+    summed InnerSegment inner_segment_of""".split()  # noqa: SIM905
 )
 # the same of the template for two products with a softmax between them
 ATTENTION_FRAME = frozenset(

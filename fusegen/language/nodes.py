@@ -174,9 +174,19 @@ class Node:
         return self.inputs[2] if self.op.name in ("grouped_matmul", "add_group_rows") else None
 
     @property
+    def inner_ends(self) -> Node | None:
+        """Of a product for each group of what is summed over: behind which of that each group ends."""
+        return self.inputs[2] if self.op.name == "matmul_over_groups" else None
+
+    @property
+    def any_ends(self) -> Node | None:
+        """Where groups end, of rows or of what is summed over."""
+        return self.ends or self.inner_ends
+
+    @property
     def scales(self) -> tuple[Node, ...]:
         """Of a product: those of its factors' blocks."""
-        return () if self.ends else self.inputs[2:]
+        return () if self.any_ends else self.inputs[2:]
 
     @property
     def ref(self) -> str:

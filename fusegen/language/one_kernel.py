@@ -61,9 +61,9 @@ def obstacle(graph: Graph) -> Obstacle | None:
 def of_ends(graph: Graph) -> Obstacle | None:
     """Ends of groups that are computed: each block of a product walks over all of them."""
     for node in graph.products:
-        if node.ends is not None and shown(node.ends).op.kind is not Kind.INPUT:
+        if node.any_ends is not None and shown(node.any_ends).op.kind is not Kind.INPUT:
             reason = f"{node.operator} takes groups whose ends are computed: a program cuts here"
-            return Obstacle(reason, node.where, node.ends)
+            return Obstacle(reason, node.where, node.any_ends)
     for node in graph.nodes:
         if node.op.kind is Kind.BIAS and not any(product.ends is node.ends for product in graph.products):
             return Obstacle(f"the bias of {node.operator} is added where its groups are multiplied", node.where)
@@ -134,7 +134,7 @@ def multiplied_alone(graph: Graph, node: Node) -> bool:
     rows = node.op.name == "gather" and len(node.shape) == 2 and whole_rows(node)
     users = graph.users[node]
     lefts = all(u.op.kind is Kind.PRODUCT and u.inputs[0] is node and node not in u.inputs[1:] for u in users)
-    plain = all(len(u.shape) == 2 and not u.scales for u in users)
+    plain = all(len(u.shape) == 2 and not u.scales and not u.inner_ends for u in users)
     return rows and bool(users) and lefts and plain and not any(t.node is node for t in graph.outputs)
 
 

@@ -414,7 +414,11 @@ OPS["matmul"] = Op("matmul", Kind.PRODUCT, 2, "{0} @ {1}", "", "matrix product, 
                    symbol="@", forms={i32: (_EXACT, "")},
                    gradients=("whole(d) @ y.mT", "in_rows(x).mT @ in_rows(d)"))  # fmt: skip
 OPS["grouped_matmul"] = Op("grouped_matmul", Kind.PRODUCT, 3, "matmul_by_group({0}, {1}, {2})", "",
-                           "matrix product of each group of rows with a matrix of its own, summed in f32")  # fmt: skip
+                           "matrix product of each group of rows with a matrix of its own, summed in f32",
+                           gradients=("F.grouped_matmul(whole(d), y.mT, z)",
+                                      "F.grouped_matmul(as_multiplied(x).mT, whole(d), z)", None))  # fmt: skip
+OPS["matmul_over_groups"] = Op("matmul_over_groups", Kind.PRODUCT, 3, "products_by_group({0}, {1}, {2})", "",
+                               "a matrix product for each group of what is summed over, summed in f32")  # fmt: skip
 OPS["add_group_rows"] = Op("add_group_rows", Kind.BIAS, 3, "add_by_group({0}, {1}, {2})", "{0} + {1}",
                            "a grouped product with each group's own vector added to its rows")  # fmt: skip
 OPS["deal_matmul"] = Op("deal_matmul", Kind.PRODUCT, 2, "", "",

@@ -146,7 +146,7 @@ def check_products(graph: Graph) -> None:
     for node, dtype in graph.factor_types.items():
         left, right = (factor_kind(a, graph.storage) for a in node.factors)
         text = " @ ".join(f"{t}{shape_text(a.shape)}" for t, a in zip((left, right), node.factors, strict=True))
-        if node.ends and dtype not in (f16, bf16):
+        if node.any_ends and dtype not in (f16, bf16):
             found = " and ".join(dict.fromkeys((str(left), str(right))))
             raise SpecError(f"grouped_matmul: found factors of {found}; wanted f16 or bf16", node.where)
         if dtype is f32 and left is not right and sum(map(has_type, node.factors)) != 1:
@@ -236,7 +236,7 @@ def refuse(graph: Graph, products: tuple[Product, ...]) -> None:
                 f"{first.contracted} that it multiplies"
             )
     for other in products[1:]:
-        if other.node.ends is not first.node.ends:
+        if other.node.any_ends is not first.node.any_ends or other.node.op is not first.node.op:
             raise Unsplittable(
                 f"the products at {first.node.where} and {other.node.where} are not of the same groups of rows"
             )

@@ -73,7 +73,7 @@ def imports(graph: Graph) -> list[str]:
 def helpers(graph: Graph) -> list[str]:
     """The functions that selections, computed places and random numbers call."""
     found = [*selection_helpers(graph), *gathering_helpers(graph), *largest_helpers(graph)]
-    if grouped := dict.fromkeys(n.op.name for n in graph.nodes if n.ends or n.op.kind is Kind.ORDER):
+    if grouped := dict.fromkeys(n.op.name for n in graph.nodes if n.any_ends or n.op.kind is Kind.ORDER):
         from fusegen.language.segments import sources_of  # imports numpy, which tracing a spec does without
 
         found += ["\n\n" + text.rstrip("\n") for text in sources_of(grouped)]

@@ -32,6 +32,13 @@ def matmul_by_group(x: Any, w: Any, ends: Any) -> Array:
     return result
 
 
+def products_by_group(x: Any, y: Any, ends: Any) -> Array:
+    """A product for each group of what is summed over; 0 of an empty one. What is of no group is in none."""
+    bounds = group_bounds(ends, len(y))
+    groups = range(len(bounds) - 1)
+    return np.stack([x[:, bounds[e] : bounds[e + 1]] @ y[bounds[e] : bounds[e + 1]] for e in groups])
+
+
 def add_by_group(y: Any, table: Any, ends: Any) -> Array:
     """table[e] is added to the rows of group e; rows of no group stay as they are."""
     bounds = group_bounds(ends, len(y))
@@ -63,6 +70,7 @@ def sources_of(names: Iterable[str]) -> list[str]:
     """The texts of what these ops call, each once, as they stand above, without types: they run on numpy alone."""
     functions: dict[str, tuple[Callable[..., Array], ...]] = {
         "grouped_matmul": (group_bounds, matmul_by_group),
+        "matmul_over_groups": (group_bounds, products_by_group),
         "add_group_rows": (add_by_group,),
         "group_ends": (ends_of_groups,),
         "slot_order": (order_of_slots,),

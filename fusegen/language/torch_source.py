@@ -92,7 +92,7 @@ TEXTS: Mapping[str, str] = {
     "slot_places": "torch.argsort(torch.argsort({0}.masked_fill(({0} < 0) | ({0} >= {1}.shape[0]), 2**31 - 1), "
                    "stable=True)).to(torch.int32)",
     "transpose": "{0}.mT", "matmul": "{0} @ {1}", "matmul_tf32": "{0} @ {1}",
-    "grouped_matmul": "F.grouped_mm({0}, {1}, offs={2})",
+    "grouped_matmul": "F.grouped_mm({0}, {1}, offs={2})", "matmul_over_groups": "F.grouped_mm({0}, {1}, offs={2})",
     "add_group_rows": "{0} + F.pad({1}, (0, 0, 0, 1))[torch.searchsorted({2}.cummax(0).values, "
                       "torch.arange({0}.shape[0], dtype={2}.dtype, device={2}.device), right=True)]",
 }  # fmt: skip
@@ -239,7 +239,7 @@ def biased(node: Node, graph: Graph) -> Biased | None:
     for product, bias in (node.inputs, node.inputs[::-1]):
         if product.op.kind is not Kind.PRODUCT or graph.users[product] != (node,) or len(bias.shape) != 1:
             continue
-        if product.ends:
+        if product.any_ends:
             continue
         if any(t.node is product for t in graph.outputs) or bias.shape != product.shape[-1:]:
             continue
@@ -387,8 +387,10 @@ class Writer:
             return found.text.format(*(self.factor(a, found.dtype) for a in found.arrays))
         if node.op.kind is Kind.PRODUCT:
             dtype = self.graph.factor_types[node]
-            if node.ends:
-                ends = self.name(node.ends) + ".to(torch.int32)" * bool(node.ends.inputs)  # torch's sums are of i64
+            if node.any_ends:
+                ends = self.name(node.any_ends) + ".to(torch.int32)" * bool(
+                    node.any_ends.inputs
+                )  # torch's sums are of i64
                 return TEXTS[node.op.name].format(*(self.factor(a, dtype) for a in node.factors), ends)
             if node.scales:
                 return BLOCKS.format(*map(self.name, node.inputs))

@@ -54,7 +54,12 @@ def for_weights(name: str, module: str) -> Rule:
     """The rule of that name, imported with the first product whose rows are softmaxed."""
 
     def rule(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
-        if len(graph.products) != 1 or graph.selection or not any(n.op.name == "max" for n in graph.reductions):
+        if (
+            len(graph.products) != 1
+            or graph.products[0].inner_ends
+            or graph.selection
+            or not any(n.op.name == "max" for n in graph.reductions)
+        ):
             raise NotFor("written weights are the softmax of a product's rows")
         found: Rule = getattr(import_module(f"fusegen.planner.attention.{module}"), name)
         return found(graph, target, layout)

@@ -76,7 +76,7 @@ def in_one_order(graph: Graph, target: Target) -> tuple[Candidates, ProgramPlan 
     """The candidates of the one order that is chosen for every number of rows; of a chain of several kernels its
     program, of which each kernel has such an order. Raises NoPlan for a chain that sums over its rows, or that has no
     such kernels."""
-    if any(node.over for node in graph.reductions):
+    if any(node.over for node in graph.reductions) or any(node.inner_ends for node in graph.products):
         raise NoPlan(
             f"{graph.name} sums over rows, so that its results depend on how many there are\n"
             "  batch_invariant is for chains whose rows are each for itself"

@@ -47,9 +47,9 @@ def smaller(plan: Plan) -> Plan:
 
 def needs_smaller(plan: Plan) -> bool:
     """Whether a kernel's reference would take minutes: of grouped products, whose launch has a tile for each group and
-    reads as many weights as all of them have."""
+    reads as many weights as all of them have, and of products for each group of what is summed over."""
     graph = plan.graph.written
-    return any(n.ends for n in graph.products) and weights(graph) > MOST_GROUPED_WEIGHTS
+    return any(n.any_ends for n in graph.products) and weights(graph) > MOST_GROUPED_WEIGHTS
 
 
 def inner_dims(graph: Graph) -> set[Dim]:
@@ -60,7 +60,8 @@ def inner_dims(graph: Graph) -> set[Dim]:
 
 def group_dims(graph: Graph) -> set[Dim]:
     """The dims that count groups of rows."""
-    return {size for n in graph.products if n.ends for size in n.ends.shape if isinstance(size, Dim)}
+    ends = [n.any_ends for n in graph.products if n.any_ends]
+    return {size for node in ends for size in node.shape if isinstance(size, Dim)}
 
 
 def shrunk(size: int) -> int:

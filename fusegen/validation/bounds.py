@@ -58,6 +58,7 @@ from fusegen.validation.products import (
     block_product,
     by_group,
     factor_error,
+    over_groups,
     product_error,
     unless_too_large,
     vectors_by_group,
@@ -187,14 +188,15 @@ def key_in_f32(selection: Node, table: Mapping[Node, Bounded]) -> Bounded:
 
 def product(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded:
     """A matrix product, of factors as they are multiplied."""
-    if node.ends:
-        return by_group(args, lambda *factors: multiplied(node, how, factors))
+    if node.any_ends:
+        made = by_group if node.ends else over_groups
+        return made(args, lambda *factors: multiplied(node, how, factors))
     return block_product(args, how.summed, how.bits) if node.scales else multiplied(node, how, args)
 
 
 def multiplied(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded:
     """A product of two factors; of a grouped one, that of one group."""
-    value = apply(OPS["matmul"] if node.count or node.ends else node.op, [arg.value for arg in args])
+    value = apply(OPS["matmul"] if node.count or node.any_ends else node.op, [arg.value for arg in args])
     (a, b), errors = (arg.value for arg in args), [np.broadcast_to(arg.error, arg.value.shape) for arg in args]
     if node.dtype is i32:
         return bounded(value, whole_error(a, errors[0], b, errors[1]))

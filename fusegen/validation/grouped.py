@@ -17,13 +17,15 @@ MOST = int(i32.largest)
 
 
 def ends_of(graph: Graph) -> dict[str, Size]:
-    """The operands that say where groups end, each with the number of rows that are grouped; computed ends are none."""
-    return {graph.tensor_of[n.ends].name: n.shape[0] for n in graph.products if n.ends and n.ends in graph.tensor_of}
+    """The operands that say where groups end, each with the number of rows that are grouped, or of what is summed over;
+    computed ends are none."""
+    found = [(n.any_ends, n.shape[0] if n.ends else n.inputs[0].shape[-1]) for n in graph.products if n.any_ends]
+    return {graph.tensor_of[ends].name: size for ends, size in found if ends in graph.tensor_of}
 
 
 def computed_ends(graph: Graph) -> bool:
     """Does the chain itself compute where groups end?"""
-    return any(n.ends and n.ends not in graph.tensor_of for n in graph.products)
+    return any(n.any_ends and n.any_ends not in graph.tensor_of for n in graph.products)
 
 
 def group_ends(rng: np.random.Generator, groups: int, rows: int) -> Array:
@@ -70,7 +72,7 @@ def ends_of_some(
 
 def behind(graph: Graph, values: Sequence[Any], skip: int) -> tuple[Any, ...]:
     """Operands of the same rows behind `skip` more, which are of the first group."""
-    names = ends_of(graph)
+    names = {graph.tensor_of[n.ends].name for n in graph.products if n.ends and n.ends in graph.tensor_of}
     return tuple(
         (np.clip(value.astype(np.int64), 0, MOST - skip) + skip).astype(np.int32) if tensor.name in names else value
         for tensor, value in zip(graph.inputs, values, strict=True)

@@ -208,6 +208,21 @@ def by_group(args: Sequence[Bounded], multiply: Callable[[Bounded, Bounded], Bou
     return Bounded(value, error)
 
 
+def over_groups(args: Sequence[Bounded], multiply: Callable[[Bounded, Bounded], Bounded]) -> Bounded:
+    """A product [M, T] @ [T, N] for each group of T, which ends [E] give; exactly 0 of empty ones."""
+    x, y, ends = args
+    places = group_bounds(ends.value, len(y.value))
+    shape = (len(ends.value), len(x.value), y.value.shape[-1])
+    value, error = np.zeros(shape), np.zeros(shape)
+    errors = [np.broadcast_to(arg.error, arg.value.shape) for arg in (x, y)]
+    for group in range(len(ends.value)):
+        own = slice(places[group], places[group + 1])
+        if own.start < own.stop:
+            found = multiply(Bounded(x.value[:, own], errors[0][:, own]), Bounded(y.value[own], errors[1][own]))
+            value[group], error[group] = found.value, found.error
+    return Bounded(value, error)
+
+
 def vectors_by_group(rows: int, table: Bounded, ends: Bounded) -> Bounded:
     """Of each row the table's vector for its group; exactly 0 in rows of no group."""
     places = group_bounds(ends.value, rows)

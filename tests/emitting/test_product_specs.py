@@ -39,7 +39,7 @@ def at(spec: Chain, sizes: dict[str, int]) -> Chain:
 def test_the_specs_are_those_that_users_know() -> None:
     assert set(PRODUCTS) == {
         "fp8_gemm", "gemm_bias_gelu", "gemm_bias_relu_residual", "gemm_swiglu", "gemm_tf32", "grouped_gemm",
-        "grouped_swiglu", "i8_gemm", "qkv", "rmsnorm_gemm", "rmsnorm_gemm_swiglu",
+        "grouped_swiglu", "grouped_weight_grad", "i8_gemm", "qkv", "rmsnorm_gemm", "rmsnorm_gemm_swiglu",
     }  # fmt: skip
     for spec in PRODUCTS.values():
         assert split(spec.graph).products

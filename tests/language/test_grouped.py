@@ -124,7 +124,8 @@ BAD: dict[str, tuple[Callable[..., object], dict[str, TensorType], str]] = {
         lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": bf16[B, T, K]}, SHAPES,
     ),
     "one matrix": (
-        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"w": bf16[K, N]}, SHAPES,
+        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"w": bf16[K, N]},  # one for each group of K
+        r"the output has shape \[E, T, N\], declared is \[T, N\]",
     ),
     "ends of i64": (
         lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"ends": i64[E]},

@@ -62,7 +62,7 @@ def test_every_op_has_its_text() -> None:
     without = {"philox"}  # torch's generator is another one
     assert set(TEXTS) | without == {op.name for op in PRIMITIVES} | {
         "scatter", "transpose", "matmul", "matmul_tf32", "grouped_matmul",
-        "add_group_rows", "group_ends", "slot_order", "slot_places",
+        "add_group_rows", "matmul_over_groups", "group_ends", "slot_order", "slot_places",
     }  # fmt: skip
 
 

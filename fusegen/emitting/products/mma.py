@@ -5,6 +5,7 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fusegen.emitting.dialect import choice
@@ -13,7 +14,7 @@ from fusegen.emitting.products.mma_factors import FactorSpeller
 from fusegen.emitting.products.mma_sizes import sizes
 from fusegen.emitting.products.mma_sums import SumSpeller
 from fusegen.emitting.products.words import OF_GROUP
-from fusegen.planner.products.mma_operands import SEGMENT
+from fusegen.planner.products.mma_operands import K_BEGIN, SEGMENT
 
 COPIES = ("copy_chunk", "copy_evict_first")
 
@@ -53,6 +54,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
                 *self.fewer_tiles(),
                 self.rows_here("const int "),
                 *self.output_group_place(),
+                *self.inner_segment(),
                 *self.sides(),
             ]
         if others:
@@ -118,6 +120,20 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
         return [
             "const long long begun = rows < segments + 1 ? rows : segments + 1;  // each by a tile of its own, at most",
             "const unsigned tiles_down = static_cast<unsigned>(begun + (rows - begun) / tile_rows);",
+        ]
+
+    def inner_segment(self) -> list[str]:
+        """Which part of K the block's group has, and how many slices that is."""
+        segments = self.plan.inner_segments
+        if segments is None:
+            return []
+        slice_k = "tile_k * split_k" if self.tile.split_k > 1 else "tile_k"
+        ends = self.pointers[segments.ends.tensor]
+        return [
+            f"const int number = static_cast<int>({segments.number});",
+            f"const InnerSegment summed = inner_segment_of({ends}, {segments.total}, number);",
+            f"const int {K_BEGIN} = summed.begin, full_k = summed.end - summed.begin;",
+            f"const int steps = (full_k + {slice_k} - 1) / ({slice_k});",
         ]
 
     def fewer_tiles(self) -> list[str]:
@@ -244,7 +260,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "warp_row": f"warp{f' / {tile.warps_across}' if tile.warps_across > 1 else ''} * warp_rows",
             "warp_col": f"warp{f' % {tile.warps_across}' if tile.warps_down > 1 else ''} * warp_cols",
             "tile_place": self.tile_lines(),
-            "needed_when": OF_GROUP if plan.segments and not statistics else "",
+            "needed_when": self.needed_when(statistics),
             "aim": self.aim(factors) if tile.persistent else [],
             "tile_at": self.unpacked(self.read_by, made=True) if tile.persistent else [],
             "all_tiles": "tiles_here" if len(plan.row_dims) > 1 else self.tiles,
@@ -280,6 +296,12 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             **said,
             "uses": {"vec": self.uses_vec or bool(self.functions & OF_VECTORS), "functions": self.functions},
         }
+
+    def needed_when(self, statistics: Sequence[Mapping[str, Any]]) -> str:
+        """When there is something to multiply; empty where there always is."""
+        if self.plan.inner_segments:
+            return "steps > 0"
+        return OF_GROUP if self.plan.segments and not statistics else ""
 
     def copies(self, factors: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What copies a slice: one function, or where the right factors are asked for first, one for them and one for

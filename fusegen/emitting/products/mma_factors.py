@@ -205,7 +205,7 @@ class FactorSpeller(GemmWords):
             else:
                 partial = f"cols - (col0 + {mn})"
         if not self.plan.even:
-            if not f.along or self.plan.k % self.plan.chunk == 0:
+            if not f.along or (self.plan.k % self.plan.chunk == 0 and not self.plan.inner_segments):
                 tests.append(f"k_at + {k} < full_k")
             else:
                 partial = f"full_k - (k_at + {k})"

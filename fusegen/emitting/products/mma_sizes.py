@@ -25,6 +25,8 @@ def sizes(words: GemmWords) -> list[str]:
 
 def split_k(words: GemmWords) -> list[str]:
     tile, steps = words.tile, f"steps = {words.plan.steps};"
+    if words.plan.inner_segments:  # which say how many there are
+        return [f"constexpr int split_k = {tile.split_k};  // parts of K"] if tile.split_k > 1 else []
     if tile.split_k == 1:
         return [f"constexpr int {steps}"]
     return [f"constexpr int split_k = {tile.split_k}, {steps}  // parts of K, and slices of each"]
@@ -54,7 +56,7 @@ def grid(words: GemmWords) -> list[str]:
 def ends(words: GemmWords) -> list[str]:
     """Of columns that fill no tile, and of a K that fills no slice."""
     found = [f"cols = {words.plan.output_groups[0].cols}"] if words.cols_ragged() and not words.several else []
-    found += [f"full_k = {words.plan.k}"] if not words.plan.even else []
+    found += [f"full_k = {words.plan.k}"] if not (words.plan.even or words.plan.inner_segments) else []
     return [f"constexpr int {', '.join(found)};"] if found else []
 
 

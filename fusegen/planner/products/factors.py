@@ -244,9 +244,15 @@ def group_axis(graph: Graph, use: Use) -> int | None:
     return -2 if use.place == "tile" and use.tensor.node in group_vectors(graph) else None
 
 
-def product_params(graph: Graph, dims: tuple[RowDim, ...], accesses: Iterable[Access]) -> tuple[Param, ...]:
-    """The kernel's arguments: operands in the spec's order, outputs, sizes of `dims`, strides of each access."""
+def product_params(
+    graph: Graph, dims: tuple[RowDim, ...], accesses: Iterable[Access], total_k: str = ""
+) -> tuple[Param, ...]:
+    """The kernel's arguments: operands in the spec's order, outputs, sizes of `dims`, strides of each access; `total_k`
+    is the size that is summed over, where that is no constant."""
     params = [*params_of(graph, dims)]
+    if total_k:
+        use = next(use for use in uses(graph) if use.place == "left")
+        params.append(Param("size", total_k, use.tensor.name, axes=(use.k_axis,)))
     for access in accesses:
         if access.gathered:
             params.append(Param("size", access.gathered.count, access.tensor, axes=(-2,)))

@@ -129,7 +129,7 @@ class GemmPlan(ProductPlan):
     def slices_at_first(self) -> int:
         """Not where the right factors are codes, or come through registers, or are found by ends of groups, nor beside
         rows that an index names; persistent blocks copy chunk by chunk."""
-        if self.coding or self.segments or self.tile.persistent or self.left[0].rows_at:
+        if self.coding or self.segments or self.inner_segments or self.tile.persistent or self.left[0].rows_at:
             return 0
         if not all(r.copied for g in self.output_groups for r in g.rights):
             return 0
@@ -152,7 +152,22 @@ class GemmPlan(ProductPlan):
     @property
     def even(self) -> bool:
         """Are all slices whole?"""
-        return self.k % (self.tile.k * self.tile.split_k) == 0
+        return self.k % (self.tile.k * self.tile.split_k) == 0 and not self.inner_segments
+
+    @property
+    def few_steps(self) -> bool:
+        """May there be fewer slices than the ring has places for at first?"""
+        return self.inner_segments is not None or self.steps < self.tile.stages - 1
+
+    @property
+    def several_steps(self) -> bool:
+        """May there be more than one?"""
+        return self.inner_segments is not None or self.steps > 1
+
+    @property
+    def many_steps(self) -> bool:
+        """May there be more than two?"""
+        return self.inner_segments is not None or self.steps > 2
 
     @property
     def copies(self) -> bool:

@@ -20,10 +20,11 @@ from fusegen.planner.products.gemm import (
     GemmTile,
     chunk_of,
 )
-from fusegen.planner.products.output_groups import ProductDraft, load, segments_of
+from fusegen.planner.products.output_groups import ProductDraft, ends_access, load, segments_of
 from fusegen.planner.products.parts import BlockScales, Coding, Operand, RowsAt
 
 SEGMENT = "segment"  # the kernel's index of a group of rows
+K_BEGIN = "k_begin"  # where a group of K begins
 LEAST_COPY_BYTES = 4
 MOST_STREAMED_ROWS = 64  # rows: one slice-K group's sums fill its registers then
 
@@ -75,7 +76,7 @@ def named_accesses(
     names = value_names(graph)
     found = [use for use in uses(graph) if not passes_by(use, parts)]
     often = {use.tensor.name for use in found if sum(u.tensor is use.tensor for u in found) > 1}
-    segments = segments_of(graph, parts)
+    segments, inner = segments_of(graph, parts), parts.products[0].node.inner_ends
     made = {}
     for use in found:
         output = any(use.tensor is t for t in graph.outputs)
@@ -89,11 +90,14 @@ def named_accesses(
             use.place in ("scale", "left scale") or use.tensor.node in graph.grouped
         )  # one for a group, each by itself
         askew = segments and use.place == "left" and line_of(use, layout) != use.k_axis  # a group's first row is any
+        askew = askew or (inner is not None and use.place != "tile" and line_of(use, layout) == use.k_axis)
         width = 1 if alone or askew else widest(graph, layout, use, most)
         access = access_of(graph, dims, layout, use, name, width)
         made[use.tensor.name, use.place] = replace(access, vector_bytes=min(access.vector_bytes, VECTOR_BYTES))
     if segments:
         made[segments.ends.tensor, "ends"] = segments.ends
+    if inner is not None:
+        made[graph.tensor_of[inner].name, "ends"] = ends_access(graph, inner)
     return made
 
 
@@ -196,7 +200,7 @@ def alike(drawn: MmaDraft, found: Mapping[Node, Operand]) -> Mapping[Node, Opera
     transport: Transport = "cp.async" if all(f.copied for f in factors) else "plain"
     if all(f.evict_first for f in factors):
         transport = "cp.async evict-first"
-    indices = [SEGMENT] if drawn.segments else []
+    indices = [SEGMENT] if drawn.segments else [K_BEGIN] if drawn.inner_segments else []
     indices += [
         dim.index for dim in drawn.dims[:-1] if any(dim.index == index for f in factors for index, _ in f.batch)
     ]
@@ -228,6 +232,8 @@ def operand(drawn: MmaDraft, access: Access, mn: Literal["rows", "cols"], along:
     if access.group_axis is not None:
         batch += ((SEGMENT, f"{access.name}_group"),)
     stride = f"{access.name}_ld" if access.ld_axis is not None else stride_of(drawn, access, last)
+    if drawn.inner_segments:
+        batch += ((K_BEGIN, "1" if along else stride),)
     return Operand(
         access=access,
         mn=mn,

@@ -56,7 +56,16 @@ from fusegen.planner.products.output_groups import (
     taken_apart,
     within,
 )
-from fusegen.planner.products.parts import Coding, Contraction, Left, Operand, OutputGroup, Prologue, Segments
+from fusegen.planner.products.parts import (
+    Coding,
+    Contraction,
+    InnerSegments,
+    Left,
+    Operand,
+    OutputGroup,
+    Prologue,
+    Segments,
+)
 from fusegen.planner.products.product_cost import product_rounding
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
@@ -106,7 +115,8 @@ class Shared:
 
     @cached_property
     def params(self) -> tuple[Param, ...]:
-        return product_params(self.drawn.hoisted, self.drawn.dims, self.accesses)
+        total = self.drawn.inner_segments.total if self.drawn.inner_segments else ""
+        return product_params(self.drawn.hoisted, self.drawn.dims, self.accesses, total)
 
     @cached_property
     def askew(self) -> float:
@@ -147,11 +157,23 @@ def draft(graph: Graph, target: Target, layout: Layout) -> MmaDraft:
     dims = product_dims(hoisted, layout)
     drawn = MmaDraft(graph, hoisted, target, layout, parts, found, dims, named_accesses(hoisted, dims, layout, parts))
     need_plain_groups(drawn)
+    if drawn.inner_segments:
+        need_operands(drawn)
     if coded:
         need_codes(drawn)
     if drawn.scaled:
         need_one_scaling(drawn)
     return drawn
+
+
+def need_operands(drawn: MmaDraft) -> None:
+    """Raises NoMatch for what is computed on its way to products over groups of K."""
+    for product in drawn.parts.products:
+        if product.left.operand is None or product.left.index or product.right.operand is None or product.right.scaled:
+            where = f"the product at {product.node.where}"
+            raise NoMatch(f"{where} sums over groups of {product.contracted}, and its factors are no operands")
+    if drawn.parts.statistics:
+        raise NoMatch(f"{drawn.parts.statistics[0].node.where} is reduced beside products over groups")
 
 
 def need_codes(drawn: MmaDraft) -> None:
@@ -208,7 +230,7 @@ def candidate(shared: Shared, tile: GemmTile, atom: Atom) -> GemmPlan:
         layout=drawn.layout,
         rule="gemm",
         template="gemm.cu.j2",
-        regime=regime(tile, drawn.coding, drawn.segments),
+        regime=regime(tile, drawn.coding, drawn.segments or drawn.inner_segments),
         cols=graph.cols,
         row_dims=drawn.dims,
         accesses=shared.accesses,
@@ -223,6 +245,7 @@ def candidate(shared: Shared, tile: GemmTile, atom: Atom) -> GemmPlan:
         dtype=drawn.dtype,
         block_scales=drawn.block_scales(),
         segments=drawn.segments,
+        inner_segments=drawn.inner_segments,
         promote=promote,
         output_groups=output_groups,
     )
@@ -273,7 +296,7 @@ def prepared(drawn: MmaDraft, factors: tuple[Operand, ...], accesses: Mapping[st
     return prologue_of(graph, parts, (f.access.tensor for f in factors), accesses)
 
 
-def regime(tile: GemmTile, coding: Coding | None = None, segments: Segments | None = None) -> str:
+def regime(tile: GemmTile, coding: Coding | None = None, segments: Segments | InnerSegments | None = None) -> str:
     return "; ".join([tile_text(tile), *(found.text for found in (coding, segments) if found)])
 
 

@@ -215,7 +215,7 @@ def can_persist(drawn: MmaDraft, tile: GemmTile) -> bool:
     factors = (*drawn.left, *drawn.rights.values())
     if drawn.dtype.bytes != 2 or drawn.parts.statistics or drawn.parts.lefts[0].operand is None:
         return False
-    if tile.cluster > 1 or drawn.k % (tile.stages * tile.k):
+    if tile.cluster > 1 or drawn.k % (tile.stages * tile.k) or drawn.inner_segments:
         return False
     ragged = any(size_of(g.width, drawn.graph.sizes) % tile.cols for g in drawn.groups)
     return not ragged and all(f.copied and f.along for f in factors) and finds_room(drawn, tile)

@@ -18,7 +18,7 @@ from fusegen.language.types import DType, Size, f32, size_of
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Body, Layout, Load, Reduction, RowDim, Store
 from fusegen.planner.pieces import statements
-from fusegen.planner.products.parts import Contraction, OutputGroup, Prologue, Segments
+from fusegen.planner.products.parts import Contraction, InnerSegments, OutputGroup, Prologue, Segments
 from fusegen.planner.ranges import fits
 from fusegen.planner.rewrites import hoist_scales
 from fusegen.targets.atoms import F32_BITS, Atom
@@ -83,8 +83,9 @@ class ProductDraft:
 
     @cached_property
     def k(self) -> int:
-        """K."""
-        return size_of(self.parts.products[0].contracted, self.graph.sizes)
+        """K; of groups of it as much as one has in the mean."""
+        whole = size_of(self.parts.products[0].contracted, self.graph.sizes)
+        return whole if self.inner_segments is None else max(1, -(-whole // self.inner_segments.count))
 
     @property
     def together(self) -> int:
@@ -106,16 +107,33 @@ class ProductDraft:
         """The groups of rows of grouped products."""
         return segments_of(self.hoisted, self.parts)
 
+    @cached_property
+    def inner_segments(self) -> InnerSegments | None:
+        """The groups of K that products are summed over."""
+        ends = self.parts.products[0].node.inner_ends
+        if ends is None:
+            return None
+        access = ends_access(self.hoisted, ends)
+        count = size_of(access.shape[0], self.graph.sizes)
+        return InnerSegments(access, count, TOTAL_K, self.dims[0].index)
+
+
+TOTAL_K = "total_k"  # the kernel's argument for how much the groups of K have together, at most
+
 
 def segments_of(graph: Graph, parts: Split) -> Segments | None:
     """The groups of rows of grouped products; each block reads all of where they end, one number after another."""
     ends = parts.products[0].node.ends
     if ends is None:
         return None
+    access = ends_access(graph, ends)
+    return Segments(access, size_of(access.shape[0], graph.sizes))
+
+
+def ends_access(graph: Graph, ends: Node) -> Access:
     tensor, name = graph.tensor_of[ends], value_names(graph)[ends]
-    access = Access(tensor.name, name, tensor.dtype, tensor.shape, output=False, by_column=True, strided=(),
-                    mode="element", vector=1, vector_bytes=tensor.dtype.bytes)  # fmt: skip
-    return Segments(access, size_of(tensor.shape[0], graph.sizes))
+    return Access(tensor.name, name, tensor.dtype, tensor.shape, output=False, by_column=True, strided=(),
+                  mode="element", vector=1, vector_bytes=tensor.dtype.bytes)  # fmt: skip
 
 
 def need_plain_groups(draft: ProductDraft) -> None:

@@ -63,6 +63,23 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True)
+class InnerSegments:
+    """Groups of what is summed over, which lie one behind the other: a product is the sum over one of them.
+
+    `ends`: behind which of `total`, an argument of the kernel, each of the `count` groups ends; `number`: the kernel's
+    index of a group."""
+
+    ends: Access
+    count: int
+    total: str
+    number: str
+
+    @property
+    def text(self) -> str:
+        return f"each summed over one of {self.count} groups"
+
+
+@dataclass(frozen=True, slots=True)
 class RowsAt:
     """Rows that an index names: what it is made of, once for each row that a thread brings elements of, and the
     kernel's argument for how many rows there are."""
@@ -222,6 +239,7 @@ class ProductWork:
     dtype: DType  # of the factors, or of the left ones
     block_scales: BlockScales | None = None
     segments: Segments | None = None
+    inner_segments: InnerSegments | None = None
     promote: int = 0  # sums of so many of K begin at 0, and are added in f32; 0: all are added where they are made
     output_groups: tuple[OutputGroup, ...]
     hoisted: Graph

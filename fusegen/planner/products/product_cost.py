@@ -87,6 +87,8 @@ def rights_by_group(graph: Graph) -> frozenset[str]:
 def right_passes(graph: Graph, target: Target, tile_rows: int, group: int) -> Mapping[str, int]:
     """How often each right factor comes from DRAM: once, or where the L2 cache can't hold all of them beside what a
     group of tile rows needs of the left one, once for each group. A model: not compared with counters."""
+    if graph.products[0].inner_ends:  # each group reads its own part of the factors
+        return {}
     found = factors_of(graph)
     rows = min(found.rows, group * tile_rows)
     if found.rights_bytes + rows * found.row_bytes <= target.l2_bytes:
@@ -125,8 +127,11 @@ def count(graph: Graph, shape: Shape) -> int:
 
 
 def product_flops(graph: Graph) -> int:
-    """2MNK of each product, every batch."""
-    return sum(2 * count(graph, n.shape) * size_of(n.inputs[0].shape[-1], graph.sizes) for n in graph.products)
+    """2MNK of each product, every batch; of groups of K, which each have a part of it, all of them together."""
+    return sum(
+        2 * count(graph, n.shape[1:] if n.inner_ends else n.shape) * size_of(n.inputs[0].shape[-1], graph.sizes)
+        for n in graph.products
+    )
 
 
 def operations(graph: Graph) -> tuple[int, int]:

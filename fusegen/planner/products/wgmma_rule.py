@@ -148,6 +148,8 @@ def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
     need_whole_groups(found, graph)
     if len(parts.lefts) > 1:
         raise NoMatch("the products have different left factors; wgmma's tile has one")
+    if parts.products[0].node.inner_ends is not None:
+        raise NoMatch("the products are summed over groups, which begin anywhere; wgmma's slices are all of K")
     if parts.lefts[0].index is not None:
         raise NoMatch("an index names the left factor's rows; tensor copies bring rows that lie one behind the other")
     if (together := len(found[0].products)) > MOST_PRODUCTS:

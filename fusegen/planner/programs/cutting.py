@@ -173,7 +173,7 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
             wanted = graph.factor_types[node]
             arguments = [
                 m
-                if a not in loose or a is node.ends or is_stored(a, wanted) or wanted.narrow
+                if a not in loose or a is node.any_ends or is_stored(a, wanted) or wanted.narrow
                 else rounded_to(wanted, m)
                 for a, m in zip(node.inputs, arguments, strict=True)
             ]

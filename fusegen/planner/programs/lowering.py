@@ -531,10 +531,10 @@ class Lowering:
         made_left = self.factor(left, side(view, left, node, rows=True), node)
         codes = codes_of(right) if (shown := side(view, right, node, rows=False)).is_identity else None
         made_right = in_one_kernel(codes, node, self.seen) if codes else self.factor(right, shown, node)
-        leading = made_left.shape[:-2] if node.ends else broadcast(made_left.shape[:-2], made_right.shape[:-2])
+        leading = node.shape[:-2] if node.any_ends else broadcast(made_left.shape[:-2], made_right.shape[:-2])
         shape = (*leading, made_left.shape[-2], made_right.shape[-1])
         scales = (self.factor(a, View.identity(a.shape), node) for a in node.scales)
-        ends = (self.seen(node.ends, View.identity(node.ends.shape)),) if node.ends else ()
+        ends = [self.seen(a, View.identity(a.shape)) for a in node.inputs[2:] if a is node.any_ends]
         return replace(node, inputs=(made_left, made_right, *scales, *ends), shape=shape)
 
     def factor(self, node: Node, view: View, of: Node) -> Node:

@@ -456,10 +456,8 @@ class Search:
         """What no kernels that make this can undercut: the bytes of what they read and write, and a launch."""
         arrays = [t for t in (*graph.inputs, *graph.outputs) if t.shape]
         nbytes = sum(bytes_of(self.graph, t) for t in arrays)
-        flops = 2 * sum(
-            math.prod(size_of(s, self.graph.sizes) for s in (*n.shape, n.inputs[0].shape[-1]))
-            for n in graph.products
-        )  # fmt: skip
+        spaces = [(*n.shape[1 if n.inner_ends else 0 :], n.inputs[0].shape[-1]) for n in graph.products]
+        flops = 2 * sum(math.prod(size_of(s, self.graph.sizes) for s in space) for space in spaces)
         rate = max((self.target.product_tflops(t) for t in graph.factor_types.values()), default=0.0)
         return max(nbytes / (self.target.dram_gbs * 1e3), flops / (rate * 1e6) if rate else 0.0)
 

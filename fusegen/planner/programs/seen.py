@@ -149,7 +149,7 @@ def once(view: View) -> View:
 def side(view: View, factor: Node, node: Node, rows: bool) -> View:
     """The view of one factor: its own line through the product's view, K whole; of a grouped product's, which is taken
     whole, all of it."""
-    if node.ends:
+    if node.any_ends:
         return View.identity(factor.shape)
     lead = View.identity(factor.shape[:-2]).broadcast(node.shape[:-2])
     lines, mine = len(node.shape) - 2, len(view.shape) - 2
