@@ -172,7 +172,7 @@ def stale(files: Iterable[File], out: Path, targets: Iterable[Target]) -> list[P
 
 
 def was_emitted(path: Path) -> bool:
-    """Whether a file begins as fusegen's do: a kernel with its plan, a reference with its promise."""
+    """Whether a file begins as fusegen's do: a kernel with its plan, or its steps'; a reference with its promise."""
     if not path.is_file():
         return False
     text = read(path) or ""
@@ -180,7 +180,8 @@ def was_emitted(path: Path) -> bool:
         return path.name.endswith(LAUNCHES) and text.startswith(f"{path.name.removesuffix(LAUNCHES)}  ")
     if path.suffix == ".py":
         return text.startswith(f'"""{path.stem.removesuffix("_reference")}: what the kernel must compute')
-    return text.startswith(f"// {path.stem}  ") and "\n// target " in text
+    joined = text.startswith(f"// {path.stem}: ") and " steps in one launch of " in text.partition("\n")[0]
+    return joined or (text.startswith(f"// {path.stem}  ") and "\n// target " in text)
 
 
 def unified(before: str, after: str, path: Path) -> str:

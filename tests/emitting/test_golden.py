@@ -214,9 +214,11 @@ def test_update_removes_only_what_fusegen_wrote(specs: Path, tmp_path: Path) -> 
     mine = {"notes.md": "mine", "mine.cu": "// mine\n", "one_test.py": "import one_reference\n"}
     for name, text in mine.items():
         (folder / name).write_text(text)
+    joined = folder / "one_and_two.cu"  # of steps that have a launch each now
+    joined.write_text("// one_and_two: 2 steps in one launch of 128 threads a block\n")
     (specs / "two.py").unlink()
     changes = golden.update(specs, tmp_path, (H200,))
-    assert {path.name for path in changes.removed} == {"two.cu", "two_reference.py"}
+    assert {path.name for path in changes.removed} == {"two.cu", "two_reference.py", joined.name}
     assert {path.name for path in folder.iterdir()} == {*mine, "one.cu", "one_reference.py"}
 
 
