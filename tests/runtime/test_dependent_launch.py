@@ -14,12 +14,16 @@ from fusegen import bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.emulator import EmulatorUnavailable, KernelFault, compiler
 from fusegen.language.spec import Chain
+from fusegen.pipeline import compile_program
+from fusegen.planner.products.wgmma import WgmmaPlan
+from fusegen.planner.programs import kernels_of, step_candidates
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.planner.programs.side_by_side import JoinedSource
 from fusegen.runtime import Kernel, Program
 from fusegen.runtime.emulated import RUNNING
 from fusegen.runtime.joined import Joined
 from fusegen.targets import H200
+from fusegen.validation import validate
 from tests.chains_cut import below_best, logits_topk, lora, mlp, residual_norm
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
@@ -178,3 +182,22 @@ def test_a_launch_between_two_calls_ends_what_was_unfinished(programs: dict[str,
     assert isinstance(first, Kernel)
     first(*operands(mlp)[:3])
     assert {b.name for b in RUNNING.touched} == {"x of mlp_h", "gate of mlp_h", "up of mlp_h", "h of mlp_h"}
+
+
+def test_every_schedule_asks_ahead_for_factors_that_no_kernel_before_writes() -> None:
+    """By wgmma: ping-pong, cooperative, and where a cluster's blocks share a tile's K."""
+    graph = mlp.at(M=77, H=1024, K=128).graph
+    _, program = kernels_of(graph, H200)
+    assert program is not None
+    *before, last = program.steps
+    kinds: dict[tuple[str, bool], WgmmaPlan] = {}
+    for plan in step_candidates(program, last).plans:
+        if isinstance(plan, WgmmaPlan) and plan.slices_ahead:
+            kinds.setdefault((plan.tile.schedule, plan.tile.split_k > 1), plan)
+    assert set(kinds) == {("pingpong", False), ("cooperative", False), ("cooperative", True)}
+    for plan in kinds.values():
+        chosen = replace(program, steps=(*before, replace(last, plan=plan)))
+        kernels = compile_program(chosen, on="emulator", validate=False, tuned=False, as_planned=True)
+        report = validate(kernels, quick=True, cases=["normal"])
+        assert report.cases
+        assert report.ok, f"{plan.configuration}\n{report}"
