@@ -228,6 +228,22 @@ def test_what_is_cut_otherwise_at_smaller_sizes_keeps_its_cut(name: str, gpu: st
     assert [s.plan.rule for s in small.steps] == [s.plan.rule for s in program.plan.steps]
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("w4a16_gemm", {"K": 2048, "N": 512}), ("paged_attention", {"P": 64})],  # of slices for 8 groups; of 64 x 16 keys
+)
+def test_smaller_sizes_leave_products_their_configuration(name: str, sizes: dict[str, int]) -> None:
+    """At its own sizes the first took 39 s; the second, of pages, was taken for smaller than itself without end."""
+    found = ask_plan(SHIPPED[name].graph, target_named("cuda:h200")).program
+    assert found is not None
+    small = smaller(found)
+    assert small is not None
+    assert {dim: size for dim, size in small.graph.sizes.items() if size != found.graph.sizes[dim]} == sizes
+    assert [step.plan.configuration for step in small.steps] == [step.plan.configuration for step in found.steps]
+    again = smaller(small)
+    assert again is None or again.graph.sizes != small.graph.sizes
+
+
 def test_small_products_are_validated_as_they_are() -> None:
     assert smaller(made(mlp).plan) is None
 

@@ -22,7 +22,10 @@ from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.model import ProgramPlan, Step
 from fusegen.planner.smaller import TILE, WHOLE_TILES, fewer, group_dims, shrunk, weights
 
-MOST_WEIGHTS = 2**26  # elements of right factors: those of an MLP of 4096 x 14336 take some 10 s to be judged
+DEPTHS = (1, 2, 4)  # times the least K, until products are in the configuration that they have in the whole
+MOST_WEIGHTS = (
+    2**24
+)  # elements of right factors: 2**26 of 4 bits took 39 s to be judged in five launches on the host of an H200
 
 
 def smaller(program: ProgramPlan, always: bool = False) -> ProgramPlan | None:
@@ -34,24 +37,55 @@ def smaller(program: ProgramPlan, always: bool = False) -> ProgramPlan | None:
     width = set(dims_in(tuple(n.shape[-1] for n in graph.products)))
     depth = set(dims_in(tuple(n.inputs[0].shape[-1] for n in graph.products)))
     for shrinking in (width | depth, depth - width):
-        if shrinking and (found := at_smaller(program, {dim.name for dim in shrinking})) is not None:
-            return found
+        names = {dim.name for dim in shrinking}
+        first: ProgramPlan | None = None
+        for times in DEPTHS if names else ():
+            deep = {dim.name: shrunk_by(graph.sizes[dim.name], times) for dim in depth if dim.name in names}
+            found = (
+                at_smaller(program, names, deep) if times == 1 or weights(graph.at(**deep)) <= MOST_WEIGHTS else None
+            )
+            if found is not None and configured(found) == configured(program):
+                return found
+            first = first or found
+        if first is not None:
+            return first
     return None
 
 
-def at_smaller(program: ProgramPlan, dims: set[str]) -> ProgramPlan | None:
-    """The program at smaller sizes of these dims, cut anew where that comes to the same kernels; None where these have
-    no plans by the same rules."""
+def configured(program: ProgramPlan) -> list[str]:
+    """How each step multiplies."""
+    return [step.plan.configuration for step in program.steps if step.plan.graph.products]
+
+
+def shrunk_by(size: int, times: int) -> int:
+    """A K of so many times the tiles: few slices can't be dealt to as many groups of warps, or blocks, as many are."""
+    return min(size, shrunk(size) + (times - 1) * WHOLE_TILES)
+
+
+def at_smaller(program: ProgramPlan, dims: set[str], deep: Mapping[str, int]) -> ProgramPlan | None:
+    """The program at smaller sizes of these dims, `deep` of those that are a K, cut anew where that comes to the same
+    kernels; None where these have no plans by the same rules."""
     graph = program.graph
-    sizes = {name: shrunk(graph.sizes[name]) for name in dims}
+    sizes = {**{name: shrunk(graph.sizes[name]) for name in dims}, **deep}
     sizes |= {dim.name: fewer(graph.sizes[dim.name]) for dim in group_dims(graph)}
     deals = [(own, node) for own in program.steps for node in own.graph.deals]
     dealt = next(((node.group, node.count) for _, node in deals), None)
-    for own, node in deals:
-        keys = {dim.name for size in node.inputs[0].shape[-1:] for dim in dims_in((own.sizes.get(str(size), size),))}
-        for name in keys & dims:
-            least = node.group * node.count + WHOLE_TILES
-            sizes[name] = min(graph.sizes[name], least + graph.sizes[name] % TILE)
+    least = {
+        own.sizes.get(str(size), size): node.group * node.count + WHOLE_TILES
+        for own, node in deals for size in node.inputs[0].shape[-1:]
+    }  # fmt: skip
+    for size in [*least, *(size for n in graph.products for size in (n.shape[-1], n.inputs[0].shape[-1]))]:
+        whole = size_of(size, graph.sizes)
+        if isinstance(size, Dim) and size not in least:
+            continue
+        wanted = min(whole, least[size] + whole % TILE) if size in least else shrunk(whole)
+        long = [dim.name for dim in dims_in(size) if dim.name in dims and graph.sizes[dim.name] > TILE]
+        for name in long[:1] if len(long) == 1 or isinstance(size, Dim) else ():  # as of pages, `P * L`
+            each = whole // graph.sizes[name]
+            if not wanted % each and size_of(size, {**graph.sizes, name: wanted // each}) == wanted:
+                sizes[name] = wanted // each
+    if all(graph.sizes[name] == size for name, size in sizes.items()):
+        return None
     search = import_module("fusegen.planner.programs.search")
     found: ProgramPlan | None = None
     try:
