@@ -137,6 +137,12 @@ MFMA = (
     mfma(bf16, "short", 16, 16, "bf16_1k"),
     mfma(f32, "float", 16, 4, "f32", 4),
 )
+MFMA_CDNA_3 = (  # of f32 as xf32, which has tf32's 11 significant bits: CDNA 3 ISA, "V_MFMA_F32_32X32X4_XF32"
+    *MFMA[:2],
+    mfma(f32, "float", 32, 4, "_xf32"),
+    *MFMA[3:5],
+    mfma(f32, "float", 16, 8, "_xf32"),
+)
 MFMA_CDNA_4 = (
     mfma(f16, "_Float16", 32, 16, "_f16", 1),
     mfma(bf16, "__bf16", 32, 16, "_bf16", 1),
@@ -178,6 +184,10 @@ SPELLING = Spelling(
             "return x < -2147483648.0f ? -2147483647 - 1 : static_cast<int>(x);",
         ),
         "partner": PARTNER,
+        "to_tf32": (
+            "const bool nan = __uint_as_float(bits) != __uint_as_float(bits);  // by bits that may go",
+            "return nan ? bits | 0x400000u : (bits + 0x1000u) & 0xffffe000u;",
+        ),
         "ballot": ("__ballot(says)",),
         "popcount": ("__popcll(lanes)",),
         "warp_least": reduced("<"),
@@ -256,10 +266,11 @@ MI300X = replace(
     fp32_tflops=163.4,  # MI300X data sheet
     f32_lanes=128,  # two a lane and cycle, which the data sheet counts
     matrix_tflops=1307.4,  # MI300X data sheet
-    f32_tflops=163.4,  # MI300X data sheet, of f32 as it is; as xf32, which is tf32, 653.7
+    f32_tflops=653.7,  # MI300X data sheet, of xf32, which is tf32
     narrow_tflops=2614.9,  # MI300X data sheet, of f8 and of i8
+    multiplies_f32=False,
     flushes_factors=False,
-    atoms=(*MFMA, *NARROW_CDNA_3),
+    atoms=(*MFMA_CDNA_3, *NARROW_CDNA_3),
 )
 
 MI300A = replace(
@@ -270,7 +281,7 @@ MI300A = replace(
     dies=6,
     fp32_tflops=122.6,  # MI300A data sheet
     matrix_tflops=980.6,  # MI300A data sheet
-    f32_tflops=122.6,  # MI300A data sheet, of f32 as it is
+    f32_tflops=490.3,  # MI300A data sheet, of xf32
     narrow_tflops=1961.2,  # MI300A data sheet, of f8 and of i8
 )
 
@@ -295,6 +306,7 @@ MI355X = replace(
     f32_tflops=157.3,  # there is no xf32 any more
     narrow_tflops=5033.2,
     f8_tflops=2516.6,
+    multiplies_f32=True,
     atoms=(*MFMA_CDNA_4, *NARROW_CDNA_4),
     chained=CHAINED_CDNA_4,
 )

@@ -453,7 +453,7 @@ class Mfma:
     @property
     def values(self) -> int:
         """Of A and of B in a lane."""
-        return self.narrow or (1 if self.number == "f32" else self.wide)
+        return self.narrow or {"f32": 1, "tf32": 2}.get(self.number, self.wide)
 
     @property
     def whole(self) -> bool:
@@ -466,7 +466,7 @@ class Mfma:
     @property
     def source(self) -> str:
         results = self.size * self.size // 64
-        kind = {"f16": "_Float16", "bf16": "short", "f32": "float"}.get(self.number, "unsigned char")
+        kind = {"f16": "_Float16", "bf16": "short", "f32": "float", "tf32": "float"}.get(self.number, "unsigned char")
         many, sum_type = self.values > 1, "int" if self.whole else "float"
         vector = {4: "int Values", 8: "long Values"}.get(
             self.narrow,
@@ -509,6 +509,8 @@ OF_GFX90A = [Mfma("i32_32x32x8i8", 32, "s8", narrow=4), Mfma("i32_16x16x16i8", 1
 OF_GFX942 = [
     *(Mfma(f"f32_32x32x16_{a}_{b}", 32, a, b, narrow=8) for a in ("fp8", "bf8") for b in ("fp8", "bf8")),
     *(Mfma(f"f32_16x16x32_{a}_{b}", 16, a, b, narrow=8) for a in ("fp8", "bf8") for b in ("fp8", "bf8")),
+    Mfma("f32_32x32x4_xf32", 32, "tf32"),
+    Mfma("f32_16x16x8_xf32", 16, "tf32"),
     Mfma("i32_32x32x16_i8", 32, "s8", narrow=8),
     Mfma("i32_16x16x32_i8", 16, "s8", narrow=8),
 ]

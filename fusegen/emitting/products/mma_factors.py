@@ -10,6 +10,7 @@ from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import UNROLL, VALUE_TYPES, ZEROS, all_of
 from fusegen.emitting.loops import each_line
 from fusegen.emitting.products.mma_words import GemmWords, Own
+from fusegen.language.types import f32
 from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import stride_name
 from fusegen.planner.products.parts import RowsAt
@@ -224,7 +225,7 @@ class FactorSpeller(GemmWords):
     def prepare(self, found: Mapping[str, Any]) -> list[str]:
         """What the thread does with its chunk v before others may see it."""
         own: Own = found["own"]
-        f, held, chunk = own.factor, f"{own.name}_held[v]", self.plan.chunk
+        f, held, chunk = own.factor, self.multiplied(f"{own.name}_held[v]"), self.plan.chunk
         if f.mn == "rows" and self.plan.prologue is not None:
             return self.prologue(found) if f is self.plan.left[0] else []
         if f.tile_along == f.along:
@@ -233,7 +234,19 @@ class FactorSpeller(GemmWords):
         # the tile lies the other way round, so that neighbours in k can be read together
         mn, k = found["at_mn"], found["at_k"]
         one = self.place(own, mn if f.along else f"{mn} + j", f"{k} + j" if f.along else k)
-        return [UNROLL, f"for (int j = 0; j < {chunk}; ++j) slice[{one}] = {held}.at[j];"]
+        lines, name = [], held
+        if held != f"{own.name}_held[v]":
+            name = f"{own.name}_vec"
+            lines.append(f"const {self.vec(self.plan.dtype, chunk)} {name} = {held};")
+        return [*lines, UNROLL, f"for (int j = 0; j < {chunk}; ++j) slice[{one}] = {name}.at[j];"]
+
+    def multiplied(self, chunk: str) -> str:
+        """A chunk as it is stored for matrix instructions that take f32 as another type: once, not as each warp loads
+        it, as where copies bring it past the registers."""
+        if self.plan.dtype is not f32 or self.plan.target.multiplies_f32 or self.plan.atom.kind != "mfma":
+            return chunk
+        self.functions.add("to_tf32")
+        return f"to_tf32({chunk})"
 
     def prologue(self, found: Mapping[str, Any]) -> list[str]:
         prologue, own, chunk = self.plan.prologue, found["own"], self.plan.chunk
@@ -267,9 +280,10 @@ class FactorSpeller(GemmWords):
         if prologue.changes or not own.factor.copied:
             self.functions.add("store")
         if prologue.changes:
-            lines.append(f"store<{chunk}>({'at' if own.factor.copied else 'slice + ' + found['place']}, {name}_vec);")
+            to = "at" if own.factor.copied else "slice + " + found["place"]
+            lines.append(f"store<{chunk}>({to}, {self.multiplied(f'{name}_vec')});")
         elif not own.factor.copied:
-            lines.append(f"store<{chunk}>(slice + {found['place']}, {name}_held[v]);")
+            lines.append(f"store<{chunk}>(slice + {found['place']}, {self.multiplied(f'{name}_held[v]')});")
         return lines
 
     def row_held(self, found: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ typedef short I16x4 __attribute__((vector_size(8)));
 typedef _Float16 F16x8 __attribute__((vector_size(16)));
 typedef short I16x8 __attribute__((vector_size(16)));
 typedef float F32;
+typedef float F32x2 __attribute__((vector_size(8)));
 typedef float F32x4 __attribute__((vector_size(16)));
 typedef float F32x16 __attribute__((vector_size(64)));
 typedef int I32;
@@ -50,6 +51,9 @@ SIMT_MFMA(__builtin_amdgcn_mfma_f32_32x32x8bf16_1k, simt::Number::bf16, 32, I16x
 SIMT_MFMA(__builtin_amdgcn_mfma_f32_16x16x16bf16_1k, simt::Number::bf16, 16, I16x4, F32x4)
 SIMT_MFMA(__builtin_amdgcn_mfma_f32_32x32x2f32, simt::Number::f32, 32, F32, F32x16)
 SIMT_MFMA(__builtin_amdgcn_mfma_f32_16x16x4f32, simt::Number::f32, 16, F32, F32x4)
+// gfx942's alone: "AMD Instinct MI300 Instruction Set Architecture", V_MFMA_F32_32X32X4_XF32
+SIMT_MFMA_OF(__builtin_amdgcn_mfma_f32_32x32x4_xf32, simt::Number::tf32, simt::Number::tf32, 32, 2, F32x2, F32x16)
+SIMT_MFMA_OF(__builtin_amdgcn_mfma_f32_16x16x8_xf32, simt::Number::tf32, simt::Number::tf32, 16, 2, F32x2, F32x4)
 SIMT_NARROW_MFMA(fp8_fp8, f32, SIMT_FP8, SIMT_FP8)
 SIMT_NARROW_MFMA(fp8_bf8, f32, SIMT_FP8, SIMT_BF8)
 SIMT_NARROW_MFMA(bf8_fp8, f32, SIMT_BF8, SIMT_FP8)

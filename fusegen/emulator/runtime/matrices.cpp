@@ -179,7 +179,8 @@ void mma(Number left, Number right, u32 k, const u32* a, const u32* b, void* d, 
   warp_collect(0xffffffffu, &lane, multiply_lanes, line);
 }
 
-// --- MFMA: size x size results; of A and of B a lane has four or eight values, one of f32, of 8 bits up to 16
+// --- MFMA: size x size results; of A and of B a lane has four or eight values, one of f32, two of xf32, of 8 bits up to 16.
+// xf32 has tf32's bits, and of an f32 the others are cut off here: what the instruction makes of them isn't written down.
 
 struct MfmaLane {
   Number left;
@@ -192,7 +193,8 @@ struct MfmaLane {
 };
 
 static float value_at(Number number, const void* of, u32 i) {
-  if (number == Number::f32) return *static_cast<const float*>(of);
+  if (number == Number::f32) return static_cast<const float*>(of)[i];
+  if (number == Number::tf32) return tf32_value(static_cast<const u32*>(of)[i]);
   if (of_8_bits(number)) return narrow_value(number, static_cast<const unsigned char*>(of)[i]);
   return value_of(number, static_cast<const u16*>(of)[i]);
 }

@@ -18,7 +18,7 @@ What measurements on an H200 decided (docs/measurements.md, "Products by mma.syn
   use, one before each product, and its copies come behind them.
 - Tiles of 96 and of 192 rows fill the SMs where others don't.
 - f32 factors lie in shared memory as they are, and are rounded to tf32 as a warp loads its fragments: mma.sync cuts
-  off. AMD's matrix units multiply f32 as it is.
+  off. gfx90a's and gfx950's matrix units multiply f32 as it is; for gfx942's xf32 a thread rounds what it stores there.
 """
 
 from __future__ import annotations
