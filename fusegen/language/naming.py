@@ -75,7 +75,7 @@ PART_FRAME = frozenset("first part_row step slot slots turn s behind ahead own_r
 # the same of templates for products, where a chain has some
 PRODUCT_FRAME = frozenset(
     """thread warp warp_row warp_col rank share tiles tiles_down first height across row0 col0 rows_here group ring
-    slice step k_at k_part k_group left right place k m s last to from band count within gathered load_chunk
+    slice step k_at k_part k_group left right place k m s last to from band count within gathered load_chunk load_beside
     load_strided copy_chunk load_left_across load_right_across load_left_half_across load_fragment multiply_add
     copy_slice fetch_slice prepare_slice load_parts multiply take_slice Sums Half Fragment right_2 right_ptr right_2_ptr
     copy_left copy_right copy_evict_first own_address left_slices right_slices full empty pingpong pingpong_parity role

@@ -52,10 +52,11 @@ constexpr int band_rows = 32;
 constexpr int sums_stride = tile_cols + 4;
 
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
+// 8 rows of one column of chunks lie in different banks, neighbours and every other one
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
   constexpr int period = Chunks < 8 ? Chunks : 8;
+  row ^= row / 8 % 2;
   const int xor_mask = row / (8 / period) % period;
   return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
@@ -80,6 +81,24 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
   } else {
     #pragma unroll
     for (int j = 0; j < 8; ++j) v.at[j] = j < count ? from[j] : T{};
+  }
+  return v;
+}
+
+// N elements, Width with each load; those from `count` on are zeros
+template <int Width, int N, typename T>
+__device__ __forceinline__ Vec<T, N> load_beside(const T* from, int count) {
+  Vec<T, N> v;
+  if (Width > 1 && count >= N) {
+    #pragma unroll
+    for (int j = 0; j < N; j += Width) {
+      const Vec<T, Width> part = load<Width>(from + j);
+      #pragma unroll
+      for (int i = 0; i < Width; ++i) v.at[j + i] = part.at[i];
+    }
+  } else {
+    #pragma unroll
+    for (int j = 0; j < N; ++j) v.at[j] = j < count ? from[j] : T{};
   }
   return v;
 }
@@ -138,10 +157,10 @@ gemm_bias_relu_residual(
   const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
   const _Float16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
   const int x_to = place<4>(x_m, x_k);
-  const int w_k = threadIdx.x / 16, w_n = threadIdx.x % 16 * 8;
+  const int w_k = threadIdx.x / 64 * 8, w_n = threadIdx.x % 64 * 2;
   const _Float16* w_from = w_ptr + (w_k) * w_ld + col0 + w_n;
   Vec<_Float16, 8> x_held[2];
-  Vec<_Float16, 8> w_held[2];
+  Vec<_Float16, 2> w_held[8];
   const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
@@ -149,7 +168,7 @@ gemm_bias_relu_residual(
     }
     x_from += tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) w_held[v] = load_chunk<8>(w_from + v * 16 * w_ld, 8);
+    for (int v = 0; v < 8; ++v) w_held[v] = load_beside<2, 2>(w_from + v * w_ld, 2);
     w_from += tile_k * w_ld;
   };
   const auto prepare_slice = [&](int step) {
@@ -158,8 +177,10 @@ gemm_bias_relu_residual(
     for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
+      Vec<_Float16, 8> w_vec;  // of a column
       #pragma unroll
-      for (int j = 0; j < 8; ++j) slice[w_at + place<4>(w_n + j, w_k + v * 16)] = w_held[v].at[j];
+      for (int i = 0; i < 8; ++i) w_vec.at[i] = w_held[i].at[v];
+      store<8>(slice + w_at + place<4>(w_n + v, w_k), w_vec);
     }
   };
 

@@ -45,10 +45,11 @@ constexpr int band_rows = 32;
 constexpr int sums_stride = tile_cols + 4;
 
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
+// 8 rows of one column of chunks lie in different banks, neighbours and every other one
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
   constexpr int period = Chunks < 8 ? Chunks : 8;
+  row ^= row / 8 % 2;
   const int xor_mask = row / (8 / period) % period;
   return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
@@ -59,25 +60,20 @@ __device__ __forceinline__ unsigned by_die(unsigned block, unsigned blocks) {
   return die * (blocks / dies) + (die < longer ? die : longer) + block / dies;
 }
 
-// how many of 8 elements there are, of `left` to the end
-__device__ __forceinline__ int within(int left) {
-  return left < 0 ? 0 : left < 8 ? left : 8;
-}
-
-// 8 elements, Width with each load; those from `count` on are zeros
-template <int Width, typename T>
-__device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
-  Vec<T, 8> v;
-  if (Width > 1 && count == 8) {
+// N elements, Width with each load; those from `count` on are zeros
+template <int Width, int N, typename T>
+__device__ __forceinline__ Vec<T, N> load_beside(const T* from, int count) {
+  Vec<T, N> v;
+  if (Width > 1 && count >= N) {
     #pragma unroll
-    for (int j = 0; j < 8; j += Width) {
+    for (int j = 0; j < N; j += Width) {
       const Vec<T, Width> part = load<Width>(from + j);
       #pragma unroll
       for (int i = 0; i < Width; ++i) v.at[j + i] = part.at[i];
     }
   } else {
     #pragma unroll
-    for (int j = 0; j < 8; ++j) v.at[j] = j < count ? from[j] : T{};
+    for (int j = 0; j < N; ++j) v.at[j] = j < count ? from[j] : T{};
   }
   return v;
 }
@@ -159,36 +155,38 @@ grouped_weight_grad(
 
   // the ring of 2 slices, and what the thread brings of each
   __bf16* const ring = reinterpret_cast<__bf16*>(shared);
-  const int dy_k = threadIdx.x / 16, dy_m = threadIdx.x % 16 * 8;
+  const int dy_k = threadIdx.x / 64 * 8, dy_m = threadIdx.x % 64 * 2;
   const __bf16* dy_from = dy_ptr + k_begin * dy_ld + (dy_k) * dy_ld + row0 + dy_m;
-  const int x_k = threadIdx.x / 16, x_n = threadIdx.x % 16 * 8;
+  const int x_k = threadIdx.x / 64 * 8, x_n = threadIdx.x % 64 * 2;
   const __bf16* x_from = x_ptr + k_begin * x_ld + (x_k) * x_ld + col0 + x_n;
-  Vec<__bf16, 8> dy_held[2];
-  Vec<__bf16, 8> x_held[2];
+  Vec<__bf16, 2> dy_held[8];
+  Vec<__bf16, 2> x_held[8];
   const auto fetch_slice = [&](int step) {
     const int k_at = step * tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      dy_held[v] = load_chunk<8>(dy_from + v * 16 * dy_ld, k_at + dy_k + v * 16 < full_k ? within(rows_here - dy_m) : 0);
+    for (int v = 0; v < 8; ++v) {
+      dy_held[v] = load_beside<2, 2>(dy_from + v * dy_ld, k_at + dy_k + v < full_k ? rows_here - dy_m : 0);
     }
     dy_from += tile_k * dy_ld;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      x_held[v] = load_chunk<8>(x_from + v * 16 * x_ld, k_at + x_k + v * 16 < full_k ? 8 : 0);
-    }
+    for (int v = 0; v < 8; ++v) x_held[v] = load_beside<2, 2>(x_from + v * x_ld, k_at + x_k + v < full_k ? 2 : 0);
     x_from += tile_k * x_ld;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
+      Vec<__bf16, 8> dy_vec;  // of a column
       #pragma unroll
-      for (int j = 0; j < 8; ++j) slice[place<4>(dy_m + j, dy_k + v * 16)] = dy_held[v].at[j];
+      for (int i = 0; i < 8; ++i) dy_vec.at[i] = dy_held[i].at[v];
+      store<8>(slice + place<4>(dy_m + v, dy_k), dy_vec);
     }
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
+      Vec<__bf16, 8> x_vec;  // of a column
       #pragma unroll
-      for (int j = 0; j < 8; ++j) slice[x_at + place<4>(x_n + j, x_k + v * 16)] = x_held[v].at[j];
+      for (int i = 0; i < 8; ++i) x_vec.at[i] = x_held[i].at[v];
+      store<8>(slice + x_at + place<4>(x_n + v, x_k), x_vec);
     }
   };
 

@@ -20,7 +20,7 @@ COPIES = ("copy_chunk", "copy_evict_first")
 
 
 # functions of the prelude that take or return vectors
-OF_VECTORS = {"load", "load_each", "load_chunk", "load_strided", "store", "store_each", "gathered"}
+OF_VECTORS = {"load", "load_each", "load_chunk", "load_beside", "load_strided", "store", "store_each", "gathered"}
 
 
 class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
@@ -227,7 +227,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
         fragments = [] if plan.coding else self.fragments()
         held = [
             {
-                "type": self.vec(f["own"].factor.access.dtype, plan.chunk),
+                "type": self.vec(f["own"].factor.access.dtype, f["held"]),
                 "name": f"{f['name']}_held",
                 "dims": f"[{f['passes']}]",
             }
@@ -240,6 +240,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
         copied_to = f"ring_at + {slice_at}"
         if fetches:
             self.functions.update(("load", "load_chunk") if "load_chunk" in self.functions or vectors else ())
+            self.functions.update(("load",) if "load_beside" in self.functions else ())
         launch_body = self.statements(plan.launch_body)
         codes = self.codes(sums, self.k_text()) if plan.coding else None
         said = {
@@ -253,6 +254,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "scales": self.scales(),
             "element": self.element,
             "chunk": plan.chunk,
+            "turns": plan.turns,
             "copy_bodies": {name: self.spelling.functions.get(f"{name}_{self.size}", ()) for name in COPIES},
             "thread": self.thread,
             "launch_body": launch_body,

@@ -15,7 +15,12 @@ from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import stride_name
 from fusegen.planner.products.parts import RowsAt
 
-SWIZZLE_ROWS = 8  # after which chunks are swizzled as before
+SWIZZLE_ROWS = 8  # after which chunks are swizzled as before,
+TURNED_ROWS = 16  # and where threads store columns
+
+
+def times(factor: int) -> str:
+    return f" * {factor}" if factor > 1 else ""
 
 
 class FactorSpeller(GemmWords):
@@ -28,16 +33,18 @@ class FactorSpeller(GemmWords):
         """One factor's share of a slice: how the thread finds it, and what it asks for."""
         plan, f, name = self.plan, own.factor, own.name
         slice_k_threads, chunk = plan.slice_k_threads, plan.chunk
-        chunks = (self.tile.k if f.along else own.extent) // chunk  # side by side in memory
-        passes = own.extent * self.tile.k // chunk // slice_k_threads
-        jump = slice_k_threads // chunks  # of the other axis, from one pass to the next
+        turned = plan.turned(f)
+        beside = turned or chunk  # elements that a thread loads together
+        chunks = (self.tile.k if f.along else own.extent) // beside  # side by side in memory
+        passes = chunk if turned else own.extent * self.tile.k // chunk // slice_k_threads
+        jump = 1 if turned else slice_k_threads // chunks  # of the other axis, from one pass to the next
         mn, k = own.mn, own.k
         stride = f"{name}_stride" if f.mn == "cols" and self.several else f.stride
         pointer = f"{name}_ptr" if f.mn == "cols" and self.several else f.pointer
         thread = self.thread if "%" not in self.thread else "lane"
         dealt = f.mn == "cols" and plan.run > 0
         brought = f"{name}_col" if dealt else mn
-        far = self.dealt_passes(jump) if dealt else f"v * {jump}"
+        far = self.dealt_passes(jump) if dealt else f"v * {jump}" if jump > 1 else "v"
         named = passes > 1 and "/" in far  # a place of its own: it is asked for twice
         outer, inner = (mn, k) if f.along else (k, mn)
         origin = "row0" if f.mn == "rows" else "col0"
@@ -49,12 +56,13 @@ class FactorSpeller(GemmWords):
             start = f"({origin} + {brought}) * {stride} + {self.k_part_offset()}{k}"
         else:
             start = f"({self.k_part_offset()}{k}) * {stride} + {origin} + {mn}"
-        pass_text = f" + v * {jump}" if passes > 1 else ""
+        pass_text = f" + {far if turned else f'v * {jump}'}" if passes > 1 else ""
         at_mn, at_k = (f"{mn}{pass_text}", k) if f.along else (mn, f"{k}{pass_text}")
         away = "away" if named else far
         at_brought = f"{brought} + {away}" if f.along and passes > 1 else brought if f.along else mn
-        beside = f.mn == "rows" and f is not plan.left[0]  # what the left operand is computed from has no tile
-        affine = jump % SWIZZLE_ROWS == 0 and f.tile_along == f.along and not beside  # turns come again after 8 rows
+        no_tile = f.mn == "rows" and f is not plan.left[0]  # what the left operand is computed from
+        rows = TURNED_ROWS if plan.turns else SWIZZLE_ROWS
+        affine = jump % rows == 0 and f.tile_along == f.along and not no_tile
         place = self.place(own, at_mn, at_k)
         if affine:
             place = f"{name}_to" + (" + v * at_once" if passes > 1 else "")
@@ -64,7 +72,8 @@ class FactorSpeller(GemmWords):
             place = f"{name}_to" + (f" + v * (at_once * {self.size})" if passes > 1 else "")
             what = "stays in a register: the compiler would make it anew for each copy"
             to, hidden = place, [f'asm volatile("" : "+r"({name}_to));  // {what}']
-        lines = [f"const int {outer} = {thread} / {chunks}, {inner} = {thread} % {chunks} * {chunk};"]
+        first_outer = f"{thread} / {chunks} * {chunk}" if turned else f"{thread} / {chunks}"
+        lines = [f"const int {outer} = {first_outer}, {inner} = {thread} % {chunks}{times(beside)};"]
         if dealt:
             lines.append(f"// the column that lies in row {mn} of the tile")
             lines.append(f"const int {brought} = {self.dealt(mn)};")
@@ -80,16 +89,18 @@ class FactorSpeller(GemmWords):
             pointers, starts = self.rows_found(own, f.rows_at, f"{origin} + {brought}{pass_text}", at_first, passes)
             from_here = f"{name}_from[v]"
             others["forward"] = each_line([f"{name}_from[v] += {advance};"], "v", passes)
-        count = self.count(own, at_brought, at_k)
+        count = self.count(own, at_brought, at_k, beside)
         load = (
             f"load_strided({from_here}, {name}_step, {count})"
             if f.step
+            else f"load_beside<{min(f.width, turned)}, {turned}>({from_here}, {count})"
+            if turned
             else f"load_chunk<{f.width}>({from_here}, {count})"
         )
         if f.copied:
             self.functions.add(copy)
         else:
-            self.functions.add("load_strided" if f.step else "load_chunk")
+            self.functions.add("load_strided" if f.step else "load_beside" if turned else "load_chunk")
         return {
             "name": name,
             "own": own,
@@ -98,6 +109,8 @@ class FactorSpeller(GemmWords):
             "function": copy if f.evict_first else f"{copy}<{f.width}>",
             "width": f.width,
             "passes": passes,
+            "prepare_passes": turned or passes,
+            "held": beside,
             "at_mn": at_mn,
             "at_k": at_k,
             "declares": [
@@ -190,8 +203,8 @@ class FactorSpeller(GemmWords):
         self.functions.add(self.place_across)
         return f"{offset}{self.place_across}<{own.extent // chunk}>({k}, {mn})"
 
-    def count(self, own: Own, mn: str, k: str) -> str:
-        """How many elements of a chunk there are."""
+    def count(self, own: Own, mn: str, k: str, whole: int) -> str:
+        """How many elements there are of those that are loaded together, `whole` at most."""
         f, tests, partial = own.factor, [], ""
         if f.mn == "rows":
             if f.rows_at:
@@ -210,9 +223,10 @@ class FactorSpeller(GemmWords):
                 tests.append(f"k_at + {k} < full_k")
             else:
                 partial = f"full_k - (k_at + {k})"
-        if partial:
+        text = partial or str(whole)
+        if partial and not self.plan.turned(f):  # else `load_beside` takes any number
             self.functions.add("within")
-        text = f"within({partial})" if partial else str(self.plan.chunk)
+            text = f"within({partial})"
         return f"{all_of(*tests)} ? {text} : 0" if tests else text
 
     def k_text(self) -> str:
@@ -233,6 +247,15 @@ class FactorSpeller(GemmWords):
             return [f"store<{chunk}>(slice + {found['place']}, {held});"]
         # the tile lies the other way round, so that neighbours in k can be read together
         mn, k = found["at_mn"], found["at_k"]
+        if turned := self.plan.turned(f):
+            self.functions.add("store")
+            column = f"{own.mn} + v" if turned > 1 else own.mn
+            return [
+                f"{self.vec(self.plan.dtype, chunk)} {own.name}_vec;  // of a column",
+                UNROLL,
+                f"for (int i = 0; i < {chunk}; ++i) {own.name}_vec.at[i] = {own.name}_held[i].at[v];",
+                f"store<{chunk}>(slice + {self.place(own, column, own.k)}, {self.multiplied(f'{own.name}_vec')});",
+            ]
         one = self.place(own, mn if f.along else f"{mn} + j", f"{k} + j" if f.along else k)
         lines, name = [], held
         if held != f"{own.name}_held[v]":
