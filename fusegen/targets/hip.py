@@ -209,6 +209,17 @@ SPELLING = Spelling(
     },
 )
 
+# v_maximum3_f32 and v_minimum3_f32 keep a NaN, and take two numbers more where three instructions and one of the scalar
+# unit took one. clang has words for them from 20 on, which is what knows the architecture.
+SPELLING_CDNA_4 = replace(
+    SPELLING,
+    functions={
+        **SPELLING.functions,
+        "larger": ("return __builtin_elementwise_maximum(a, b);",),
+        "smaller": ("return __builtin_elementwise_minimum(a, b);",),
+    },
+)
+
 MI250X = Target(
     vendor="hip",
     model="mi250x",
@@ -306,6 +317,7 @@ MI355X = replace(
     f32_tflops=157.3,  # there is no xf32 any more
     narrow_tflops=5033.2,
     f8_tflops=2516.6,
+    spelling=SPELLING_CDNA_4,
     multiplies_f32=True,
     atoms=(*MFMA_CDNA_4, *NARROW_CDNA_4),
     chained=CHAINED_CDNA_4,

@@ -40,7 +40,7 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
-  return a > b || a != a ? a : b;
+  return __builtin_elementwise_maximum(a, b);
 }
 
 // the nearest f8e4m3, of two the even one, at most 448 in magnitude; NaN stays NaN

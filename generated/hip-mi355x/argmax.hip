@@ -55,7 +55,7 @@ __device__ __forceinline__ float widened(const T& x) {
 
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
-  return a > b || a != a ? a : b;
+  return __builtin_elementwise_maximum(a, b);
 }
 
 constexpr int threads = 512;  // of a block

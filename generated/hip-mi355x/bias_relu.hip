@@ -32,7 +32,7 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
-  return a > b || a != a ? a : b;
+  return __builtin_elementwise_maximum(a, b);
 }
 
 extern "C" __global__ void __launch_bounds__(128)

@@ -285,6 +285,18 @@ def test_shuffles(warp: int, width: int) -> None:
         np.testing.assert_array_equal(out[row], want[row], err_msg=str(row))
 
 
+def test_maxima_of_ieee_754_keep_a_nan_and_know_negative_zero() -> None:
+    numbers = np.array([0.0, -0.0, 1.5, -2.0, np.inf, -np.inf, np.nan], np.float32)
+    a, b = (aligned(each.ravel()) for each in np.meshgrid(numbers, numbers))
+    most, least = aligned(np.zeros(49, np.float32)), aligned(np.zeros(49, np.float32))
+    calls = [f"__builtin_elementwise_{name}(a[i], b[i])" for name in ("maximum", "minimum")]
+    run(f"if (i < 49) c[i] = {calls[0]}, d[i] = {calls[1]};", a, b, most, least, warp=64)
+    for got, want, zero in ((most, np.maximum(a, b), 0.0), (least, np.minimum(a, b), -0.0)):
+        np.testing.assert_array_equal(got, want)
+        different = (a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b))
+        assert (np.signbit(got[different]) == np.signbit(zero)).all()
+
+
 def test_a_partner_is_found_by_dpp_and_swizzle() -> None:
     """What HIP's spelling makes of each step, against the shuffle that it stands for."""
     out = np.zeros((6, 64), np.float32)

@@ -112,3 +112,10 @@ def test_slices_of_factors_are_on_their_way_while_one_is_multiplied(name: str) -
 def test_tf32_is_xf32_where_there_is_one(name: str, instruction: str, count: int) -> None:
     loop = main_loop(ALL["gemm_tf32"].graph, name)
     assert [line.split()[0] for line in loop if "mfma" in line] == [instruction] * count
+
+
+def test_maxima_that_keep_a_nan_are_one_instruction_on_gfx950() -> None:
+    """For two numbers more; a comparison of each, one of NaN, their union and a selection were four for one."""
+    code = [line.split()[0] for line in machine_code(ALL["scale_softmax"].graph, "hip:gfx950")]
+    assert 0 < code.count("v_maximum3_f32") <= 40  # of 64 numbers a lane, and six lanes
+    assert not any(line.startswith("v_cmp_u_f32") for line in code)

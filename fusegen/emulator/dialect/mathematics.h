@@ -201,7 +201,18 @@ SIMT_INLINE float amd_median(float x, float y, float z) {
   }
   return fmaxf(fminf(x, y), fminf(fmaxf(x, y), z));
 }
+
+// IEEE 754-2019's maximum and minimum: NaN wins, and -0 is less than 0
+SIMT_INLINE float maximum(float a, float b) {
+  if (a != a || b != b) return __builtin_nanf("");
+  return a > b || (a == b && !__builtin_signbit(a)) ? a : b;
+}
+SIMT_INLINE float minimum(float a, float b) { return -maximum(-a, -b); }
 }  // namespace simt
+
+// clang's words for them
+#define __builtin_elementwise_maximum(a, b) simt::maximum(a, b)
+#define __builtin_elementwise_minimum(a, b) simt::minimum(a, b)
 #define __builtin_amdgcn_rcpf(x) (simt::amd_rcp(x))
 #define __builtin_amdgcn_rsqf(x) (simt::amd_rsq(x))
 #define __builtin_amdgcn_sqrtf(x) sqrtf(x)

@@ -43,7 +43,7 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
 
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
-  return a > b || a != a ? a : b;
+  return __builtin_elementwise_maximum(a, b);
 }
 
 constexpr int threads = 512;  // of a block

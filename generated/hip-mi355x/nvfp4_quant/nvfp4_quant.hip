@@ -51,12 +51,12 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
-  return a > b || a != a ? a : b;
+  return __builtin_elementwise_maximum(a, b);
 }
 
 // the smaller of two; NaN wins
 __device__ __forceinline__ float smaller(float a, float b) {
-  return a < b || a != a ? a : b;
+  return __builtin_elementwise_minimum(a, b);
 }
 
 // the nearest f8e4m3, of two the even one, at most 448 in magnitude; NaN stays NaN

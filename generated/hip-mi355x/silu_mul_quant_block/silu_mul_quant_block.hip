@@ -39,7 +39,7 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
-  return a > b || a != a ? a : b;
+  return __builtin_elementwise_maximum(a, b);
 }
 
 // 2^x, within 2 ulp; below 2^-126 it is 0
