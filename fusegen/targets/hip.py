@@ -185,8 +185,8 @@ SPELLING = Spelling(
         ),
         "partner": PARTNER,
         "to_tf32": (
-            "const bool nan = __uint_as_float(bits) != __uint_as_float(bits);  // by bits that may go",
-            "return nan ? bits | 0x400000u : (bits + 0x1000u) & 0xffffe000u;",
+            "const bool no_number = __uint_as_float(bits) != __uint_as_float(bits);  // by bits that may go",
+            "return no_number ? bits | 0x400000u : (bits + 0x1000u) & 0xffffe000u;",
         ),
         "ballot": ("__ballot(says)",),
         "popcount": ("__popcll(lanes)",),

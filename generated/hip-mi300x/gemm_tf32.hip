@@ -96,8 +96,8 @@ __device__ __forceinline__ Vec<T, 4> load_chunk(const T* from, int count) {
 
 // the xf32 next to an f32, which has tf32's bits: what the matrix units make of 13 more isn't known
 __device__ __forceinline__ unsigned to_tf32(unsigned bits) {
-  const bool nan = __uint_as_float(bits) != __uint_as_float(bits);  // by bits that may go
-  return nan ? bits | 0x400000u : (bits + 0x1000u) & 0xffffe000u;
+  const bool no_number = __uint_as_float(bits) != __uint_as_float(bits);  // by bits that may go
+  return no_number ? bits | 0x400000u : (bits + 0x1000u) & 0xffffe000u;
 }
 
 // 4 of them
