@@ -102,7 +102,7 @@ def test_blocks_of_every_size_sort_alike(on: str, warps: int) -> None:
 FAULTS = {
     "counts that are not cleared": ("(&counted[0][0])[at] = 0;", ";"),
     "a warp's second round goes where its first one went": (
-        "      if ((same & lanes_below) == 0) counted[warp][group[i]] += count(same);\n      }", "      }"),
+        "      if ((same & lanes_below) == 0) counted[warp][named[i]] += count(same);\n      }", "      }"),
     "warps before count for nothing": ("total += own;", "total = own;"),
     "groups before count for nothing": ("before += __shfl", "before = __shfl"),
     "slots of one group in any order": ("count(same & lanes_below)", "count(same & ~lanes_below) - 1"),

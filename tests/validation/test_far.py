@@ -38,6 +38,9 @@ def test_launches_end_where_a_plan_or_memory_does(where: str) -> None:
     for plan in plans(where):
         sizes = sizes_for(plan, 5)
         dim = far.outer_dim(plan, free_dims(plan, plan.flat))
+        if not dim:  # as of results that have a group first, of which no call has more
+            assert any(n.any_ends for n in plan.graph.products)
+            continue
         skip = far.left_out(plan, sizes, dim)
         whole = {**sizes, dim: sizes[dim] + skip}
         rows = np.prod(far.extents(plan, whole), dtype=np.int64)

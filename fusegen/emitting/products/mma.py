@@ -52,7 +52,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
                 *lines,
                 *self.place_in_grid(block),
                 *self.fewer_tiles(),
-                self.rows_here("const int "),
+                *([self.rows_here("const int ")] if any(not f.rows_at for f in self.plan.left) else []),
                 *self.output_group_place(),
                 *self.inner_segment(),
                 *self.sides(),

@@ -107,8 +107,8 @@ def slot_accesses(graph: Graph) -> Mapping[str, Access]:
 
 def slot_cost(graph: Graph, target: Target, tile: SlotTile, groups: int) -> Cost:
     """Two passes over the slots, each of instructions that one SM issues, and of turns one after another, whose loads
-    come in rounds. On an H200 1024 slots of 64 groups took 6.0 us, and 65536 of 256 107.4; both by these constants within
-    3 %. Not measured on AMD."""
+    come in rounds. On an H200 1024 slots of 64 groups took 6.0 us, and 65536 of 256 107.4; by these constants both do,
+    within 3 %. Not measured on AMD."""
     tensors = []
     for tensor in arrays(graph):
         output, size = any(tensor is t for t in graph.outputs), bytes_of(graph, tensor)

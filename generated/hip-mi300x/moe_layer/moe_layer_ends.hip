@@ -8,14 +8,11 @@
 // floor    0.0 us at 5.3 TB/s; instruction-bound at 0.00 flop/B
 // needs    rows of 1024 elements, next to each other
 
-constexpr int slots = 1024;
 constexpr int groups = 64;
 constexpr int no_group = groups;  // of a slot whose id is none of theirs
 constexpr int no_slot = groups + 1;  // of a lane without one
 constexpr int threads = 1024;
 constexpr int warps = 16;
-constexpr int turns = 1;  // slots of a lane
-constexpr int batch = turns;  // whose groups are read together
 
 // one bit a lane, the lowest for the first
 typedef unsigned long long Lanes;
@@ -39,12 +36,6 @@ __device__ __forceinline__ Lanes of_same(int group) {
     same &= set ? says : ~says;
   }
   return same;
-}
-
-// what the warp's threads wrote to shared memory can be read by all of them
-__device__ __forceinline__ void meet() {
-  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
-  __builtin_amdgcn_wave_barrier();
 }
 
 // v of the lane so many before this one
@@ -71,23 +62,15 @@ moe_layer_ends(
   const int lane = threadIdx.x % 64;
   const int warp = threadIdx.x / 64;
   const Lanes lanes_below = (Lanes(1) << lane) - 1;
-  const int first_slot = warp * (turns * 64) + lane;
+  const int slot = threadIdx.x;
 
   for (int at = threadIdx.x; at < warps * (groups + 1); at += threads) (&counted[0][0])[at] = 0;
   __syncthreads();
 
   // pass 1: each warp counts its own slots of each group; the first lane of those with one group adds for all of them
-  for (int round = 0; round < turns; round += batch) {
-    int group[batch];
-    #pragma unroll
-    for (int i = 0; i < batch; ++i) group[i] = group_of(experts_part_ptr, first_slot + (round + i) * 64);
-    #pragma unroll
-    for (int i = 0; i < batch; ++i) {
-      const Lanes same = of_same(group[i]);
-      if (group[i] != no_slot && (same & lanes_below) == 0) counted[warp][group[i]] += count(same);
-      meet();
-    }
-  }
+  const int named = group_of(experts_part_ptr, slot);
+  const Lanes same = of_same(named);
+  if (named != no_slot && (same & lanes_below) == 0) counted[warp][named] += count(same);
   __syncthreads();
 
   // of each group, the slots of the warps before
@@ -123,23 +106,9 @@ moe_layer_ends(
   __syncthreads();
 
   // pass 2: a slot's place is behind those of its group in warps before, in turns before, and in lanes before
-  for (int round = 0; round < turns; round += batch) {
-    int group[batch];
-    #pragma unroll
-    for (int i = 0; i < batch; ++i) group[i] = group_of(experts_part_ptr, first_slot + (round + i) * 64);
-    #pragma unroll
-    for (int i = 0; i < batch; ++i) {
-      const int slot = first_slot + (round + i) * 64;
-      const Lanes same = of_same(group[i]);
-      int place = 0;
-      if (group[i] != no_slot) place = begin[group[i]] + counted[warp][group[i]] + count(same & lanes_below);
-      meet();
-      if (group[i] != no_slot) {
-        slot_places_ptr[slot] = place;
-        order_value_ptr[place] = slot;
-        if ((same & lanes_below) == 0) counted[warp][group[i]] += count(same);
-      }
-      meet();
-    }
+  if (named != no_slot) {
+    const int place = begin[named] + counted[warp][named] + count(same & lanes_below);
+    slot_places_ptr[slot] = place;
+    order_value_ptr[place] = slot;
   }
 }

@@ -184,7 +184,6 @@ moe_layer_h(
   const bool of_group = here.of_group;
   const int across = tile % tiles_across;
   if (row0 >= rows) return;  // the groups need fewer tiles
-  const int rows_here = segment_end - row0 < tile_rows ? static_cast<int>(segment_end - row0) : tile_rows;
   const int col0 = across * tile_cols;
 
   // the ring of 2 slices, and what the thread brings of each
