@@ -126,7 +126,7 @@ scale_causal_softmax(
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * row_threads + lane) * 8;
-    scores_vec[v] = load_evict_first<8>(scores_row + (col <= last ? col : 0));
+    scores_vec[v] = load_evict_first<8>(scores_row + (col <= last ? col : lane * 8));
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {

@@ -190,10 +190,17 @@ class Frame:
         """Is that the column of all its passes?"""
         return bool(self.start()) and not self.loops() and not any(p.blocks_of for p in self.plan.passes)
 
+    def first_col(self) -> str:
+        """The column of the thread's first vector."""
+        tile = self.plan.tile
+        if self.plan.flat or self.start():
+            return "start"
+        return scaled("lane", tile.vector) if tile.threads_per_row > 1 or not self.loops() else "0"
+
     def col(self) -> str:
         """The column of the thread's vector v."""
         tile = self.plan.tile
-        first = "start" if self.plan.flat or self.start() else scaled("lane", tile.vector)
+        first = self.first_col()
         if tile.per_thread == 1:
             return first
         if first == "start":

@@ -91,22 +91,15 @@ class Vectors(Part):
         if inside or not load.until or not plain:
             return self.within(load, self.load_call(access, sure), inside)
         test = self.words.within_limit("col", load.until)
-        if self.words.spelling.tested_loads_wait and not self.written_meanwhile(load):
-            # the row's first vector, which is there, stands in
-            return self.load_call(access, sure, col=f"({test} ? col : 0)")
+        if self.words.spelling.tested_loads_wait:
+            # the thread's own first vector stands in: it is there, and no other thread writes a result over it
+            own = self.frame.first_col()
+            return self.load_call(access, sure, col="col" if own == self.frame.col() else f"({test} ? col : {own})")
         if access.dtype.bytes >= WORD_BYTES or access.vector_bytes % WORD_BYTES:
             return self.within(load, self.load_call(access, sure), inside)
         name = "load_evict_first" if access.evict_first else "load"
         self.words.functions.update((name, f"{name}_where"))
         return f"{name}_where<{access.vector}>({test}, {self.frame.pointer(access)} + col)"
-
-    def written_meanwhile(self, load: Load) -> bool:
-        """May another thread have written the row's start by then, where a result takes an operand's place?"""
-        return any(
-            load in row_pass.loads
-            and (row_pass.stores or row_pass.row_stores or any(step.stores for step in row_pass.groups))
-            for row_pass in self.plan.passes
-        )
 
     def pieces_from_memory(self, load: Load, inside: bool) -> str:
         """The blocks that the vector lies across."""
