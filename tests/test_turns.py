@@ -17,7 +17,7 @@ CASES = [*(f"dear[{i}]" for i in range(10)), "alone", *(f"several[{i}]" for i in
 SUITE = """
 import pytest
 
-@pytest.mark.parametrize("i", range(8))
+@pytest.mark.parametrize("i", range(10))
 def test_dear(i): pass
 
 @pytest.mark.always
@@ -36,7 +36,9 @@ turns.known = lambda: {"test_some.py::test_dear": 2.0, "test_some.py::test_alway
 def test_every_dear_case_has_one_turn_and_turns_are_alike() -> None:
     dealt = turns.dealt(CASES, SECONDS)
     assert set(dealt) == {case for case in CASES if not case.startswith("cheap")}
-    assert set(Counter(dealt[f"dear[{i}]"] for i in range(10)).values()) == {2, 3}
+    of_each = Counter(dealt[f"dear[{i}]"] for i in range(10))
+    assert len(of_each) == turns.TURNS
+    assert max(of_each.values()) - min(of_each.values()) <= 1
     loads = dict.fromkeys(range(1, turns.TURNS + 1), 0.0)
     for case, turn in dealt.items():
         loads[turn] += SECONDS[turns.function_of(case)]
@@ -86,12 +88,12 @@ def suite(root: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("asked", "ran"),
     [
-        ([], 4),  # two dear cases of eight, what every run has, and what is cheap
+        ([], 4),  # two dear cases of ten, what every run has, and what is cheap
         (["--turn", "1"], 4),
-        (["--turn", "all"], 10),
-        (["--all"], 10),
-        (["test_some.py"], 10),
-        (["-k", "dear"], 8),
+        (["--turn", "all"], 12),
+        (["--all"], 12),
+        (["test_some.py"], 12),
+        (["-k", "dear"], 10),
         (["-n", "2"], 4),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else str(each),
