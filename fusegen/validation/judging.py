@@ -20,6 +20,7 @@ from fusegen.validation.columns import compare_columns
 from fusegen.validation.compare import Compared, compare
 
 Array = np.ndarray[Any, np.dtype[Any]]
+UNLIKE = 0.1  # of the typical number: most are nearer, though what is rounded between kernels may choose other weights
 
 
 def judge(
@@ -127,6 +128,20 @@ def agree(value: Any, law: Bounded, rows: Array) -> bool:
     with np.errstate(all="ignore"):
         slack = law.error + 1e-10 * np.where(np.isfinite(law.value), gap(law.value, 0.0), 0.0)
         return bool(((gap(np.asarray(value), law.value) <= slack) | ~rows).all())
+
+
+@np.errstate(all="ignore")
+def unlike_text(graph: Graph, laws: Mapping[Node, Bounded], expected: Sequence[Any]) -> str:
+    """Whether the steps up to here come to something else than the text of the whole chain, whatever the bounds are."""
+    for tensor, text in zip(graph.outputs, expected, strict=True):
+        if text is None or tensor.node is graph.selection:
+            continue
+        value, wanted = np.broadcast_arrays(laws[tensor.node].value, np.asarray(text, np.float64))
+        known = np.isfinite(value) & np.isfinite(wanted)
+        typical = np.sqrt(np.square(wanted[known]).mean()) if known.any() else 0.0
+        if known.any() and np.median(np.abs(value - wanted)[known]) > UNLIKE * typical:
+            return f"{tensor.name}: the reference text and the steps' own come to different numbers"
+    return ""
 
 
 def steps(graph: Graph) -> bool:

@@ -67,7 +67,7 @@ from fusegen.validation.inputs import (
     with_places,
 )
 from fusegen.validation.invariance import other_batches, rows_at, same_as_contiguous
-from fusegen.validation.judging import agree, failing, judged, overwritten, unnamed_rows
+from fusegen.validation.judging import agree, failing, judged, overwritten, unlike_text, unnamed_rows
 from fusegen.validation.launches import DEPTH
 from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, Placed, read_output, reserve, told, untouched
 from fusegen.validation.patterns import (
@@ -87,7 +87,6 @@ from fusegen.validation.report import Report
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SEVERAL_BLOCKS = (5, 7)  # the first sizes where a launch has several steps, whose rows are along some of the dims
-UNLIKE = 0.1  # of the typical number: most are nearer, though what is rounded between kernels may choose other weights
 MOST_MORE = 64  # rows beside those asked for, until sizes that are computed come out even
 
 
@@ -143,6 +142,7 @@ class ProgramChecks(Checks):
         self.found = []
         self.normal = None
         self.judged = {}
+        self.bounded: dict[str, float] = {}  # the most of each tensor that the whole chain's bounds held in a launch
         self.texts: dict[str, Callable[..., Any]] = {}
         self.between: dict[str, Array] = {}  # what the last launch left between its kernels, by name
 
@@ -163,7 +163,7 @@ class ProgramChecks(Checks):
             return
         self.normal = operands, first
         for pattern, setting in (GENTLE, GENTLE_SETTING), (STEADY, STEADY_SETTING):
-            if min(self.judged.values(), default=1.0) < LEAST_BOUNDED:
+            if min(self.bounded.values(), default=1.0) < LEAST_BOUNDED:
                 other = self.operands(sizes, pattern.name, (pattern,), setting)
                 self.launch_case(pattern.name, pattern.reason, other)
         self.again(operands, first)
@@ -444,13 +444,15 @@ class ProgramChecks(Checks):
             hows = accumulations(step.plan)
             found, said, table = judged(graph, hows, given, made, expected, held)
             doubt = doubt or said
+            for out in found:
+                self.bounded[out.tensor.name] = max(self.bounded.get(out.tensor.name, 0.0), bounded_share(out))
             if min(map(bounded_share, found), default=1.0) < LEAST_BOUNDED:
                 doubt = doubt or unlike_text(graph, table, expected)
                 read = [
                     exact(held[t.node]) if t.node in held else law for t, law in zip(graph.inputs, given, strict=True)
                 ]
                 closer, _, _ = judged(graph, hows, read, made, [None] * len(made))
-                found = [max(pair, key=bounded_share) for pair in zip(found, closer, strict=True)]
+                found = [more_said(pair) for pair in zip(found, closer, strict=True)]
             compared += found
             for tensor, array in zip(graph.outputs, made, strict=True):
                 base = bases[tensor.name]
@@ -474,18 +476,9 @@ def bounded_share(out: Compared) -> float:
     return judged_share(out, slice(None), numbers=False)
 
 
-@np.errstate(all="ignore")
-def unlike_text(graph: Graph, laws: Mapping[Any, Bounded], expected: Sequence[Any]) -> str:
-    """Whether the steps up to here come to something else than the text of the whole chain, whatever the bounds are."""
-    for tensor, text in zip(graph.outputs, expected, strict=True):
-        if text is None or tensor.node is graph.selection:
-            continue
-        value, wanted = np.broadcast_arrays(laws[tensor.node].value, np.asarray(text, np.float64))
-        known = np.isfinite(value) & np.isfinite(wanted)
-        typical = np.sqrt(np.square(wanted[known]).mean()) if known.any() else 0.0
-        if known.any() and np.median(np.abs(value - wanted)[known]) > UNLIKE * typical:
-            return f"{tensor.name}: the reference text and the steps' own come to different numbers"
-    return ""
+def more_said(pair: tuple[Compared, Compared]) -> Compared:
+    """What is wrong by either; else what holds more elements to a bound."""
+    return max(pair, key=lambda out: (bool(out.wrong.any()), bounded_share(out)))
 
 
 def replace_program(checks: ProgramChecks, program: Program) -> ProgramChecks:
