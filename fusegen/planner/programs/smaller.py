@@ -23,31 +23,32 @@ from fusegen.planner.programs.model import ProgramPlan, Step
 from fusegen.planner.smaller import TILE, WHOLE_TILES, fewer, group_dims, shrunk, weights
 
 DEPTHS = (1, 2, 4)  # times the least K, until products are in the configuration that they have in the whole
-MOST_WEIGHTS = (
-    2**24
-)  # elements of right factors: 2**26 of 4 bits took 39 s to be judged in five launches on the host of an H200
+# Elements of right factors. From MANY on programs are validated at smaller sizes where all products keep their
+# configuration: 2^26 of 4 bits took 39 s to be judged in five launches on the host of an H200. From MOST on they are in
+# any case: those of an MLP of 4096 x 14336 take some 10 s a launch
+MANY_WEIGHTS = 2**24
+MOST_WEIGHTS = 2**26
 
 
 def smaller(program: ProgramPlan, always: bool = False) -> ProgramPlan | None:
     """The same chain with smaller products, by the same kinds of kernels; None where products are not that
     large (`always`: however large they are), or their sizes do not shrink by themselves."""
     graph = program.graph
-    if weights(graph) <= MOST_WEIGHTS and not always:
+    if weights(graph) <= MANY_WEIGHTS and not always:
         return None
     width = set(dims_in(tuple(n.shape[-1] for n in graph.products)))
     depth = set(dims_in(tuple(n.inputs[0].shape[-1] for n in graph.products)))
     for shrinking in (width | depth, depth - width):
-        names = {dim.name for dim in shrinking}
         first: ProgramPlan | None = None
-        for times in DEPTHS if names else ():
-            deep = {dim.name: shrunk_by(graph.sizes[dim.name], times) for dim in depth if dim.name in names}
-            found = (
-                at_smaller(program, names, deep) if times == 1 or weights(graph.at(**deep)) <= MOST_WEIGHTS else None
-            )
-            if found is not None and configured(found) == configured(program):
+        for times in DEPTHS if shrinking else ():
+            sizes = {dim.name: shrunk_by(graph.sizes[dim.name], times if dim in depth else 1) for dim in shrinking}
+            found = at_smaller(program, sizes)
+            if found is None or (first is not None and weights(found.graph) > MANY_WEIGHTS):
+                continue
+            if configured(found) == configured(program):
                 return found
             first = first or found
-        if first is not None:
+        if first is not None and (always or weights(graph) > MOST_WEIGHTS):
             return first
     return None
 
@@ -62,11 +63,10 @@ def shrunk_by(size: int, times: int) -> int:
     return min(size, shrunk(size) + (times - 1) * WHOLE_TILES)
 
 
-def at_smaller(program: ProgramPlan, dims: set[str], deep: Mapping[str, int]) -> ProgramPlan | None:
-    """The program at smaller sizes of these dims, `deep` of those that are a K, cut anew where that comes to the same
-    kernels; None where these have no plans by the same rules."""
-    graph = program.graph
-    sizes = {**{name: shrunk(graph.sizes[name]) for name in dims}, **deep}
+def at_smaller(program: ProgramPlan, wanted: Mapping[str, int]) -> ProgramPlan | None:
+    """The program at the `wanted` sizes, as far as they come out even, cut anew where that comes to the same kernels;
+    None where these have no plans by the same rules."""
+    graph, sizes = program.graph, dict(wanted)
     sizes |= {dim.name: fewer(graph.sizes[dim.name]) for dim in group_dims(graph)}
     deals = [(own, node) for own in program.steps for node in own.graph.deals]
     dealt = next(((node.group, node.count) for _, node in deals), None)
@@ -74,16 +74,16 @@ def at_smaller(program: ProgramPlan, dims: set[str], deep: Mapping[str, int]) ->
         own.sizes.get(str(size), size): node.group * node.count + WHOLE_TILES
         for own, node in deals for size in node.inputs[0].shape[-1:]
     }  # fmt: skip
-    for size in [*least, *(size for n in graph.products for size in (n.shape[-1], n.inputs[0].shape[-1]))]:
+    computed = [s for n in graph.products for s in (n.shape[-1], n.inputs[0].shape[-1]) if not isinstance(s, Dim)]
+    for size in [*least, *computed]:  # as of pages, `P * L`, of which P is long
         whole = size_of(size, graph.sizes)
-        if isinstance(size, Dim) and size not in least:
+        extent = min(whole, least[size] + whole % TILE) if size in least else shrunk(whole)
+        long = [dim.name for dim in dims_in(size) if dim.name in wanted and graph.sizes[dim.name] > TILE]
+        if len(long) != 1:
             continue
-        wanted = min(whole, least[size] + whole % TILE) if size in least else shrunk(whole)
-        long = [dim.name for dim in dims_in(size) if dim.name in dims and graph.sizes[dim.name] > TILE]
-        for name in long[:1] if len(long) == 1 or isinstance(size, Dim) else ():  # as of pages, `P * L`
-            each = whole // graph.sizes[name]
-            if not wanted % each and size_of(size, {**graph.sizes, name: wanted // each}) == wanted:
-                sizes[name] = wanted // each
+        each = whole // graph.sizes[long[0]]
+        if not extent % each and size_of(size, {**graph.sizes, long[0]: extent // each}) == extent:
+            sizes[long[0]] = extent // each
     if all(graph.sizes[name] == size for name, size in sizes.items()):
         return None
     search = import_module("fusegen.planner.programs.search")
