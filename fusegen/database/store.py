@@ -171,14 +171,24 @@ class Database:
                 connection.execute("COMMIT")
                 return result
 
+        def twice() -> Result:
+            """Once more after an error of the disk: it is one to SQLite as well where another process has moved a
+            damaged file aside meanwhile. A disk that is at fault says so again."""
+            try:
+                return attempt()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_IOERR:
+                    raise
+            return attempt()
+
         try:
-            return self.guarded(attempt, "written")
+            return self.guarded(twice, "written")
         except Unreadable as error:
             if not self.own:
                 raise Unreadable(f"{error}\n  it is left as it is; name another file") from error
             found = error
         self.guarded(lambda: self.set_aside(found), "written")
-        return self.guarded(attempt, "written")
+        return self.guarded(twice, "written")
 
     def set_aside(self, error: Unreadable) -> None:
         """Move what can't be used out of the way, unless another process has just done so."""

@@ -529,6 +529,29 @@ def test_many_processes_find_damage_at_once(place: Path) -> None:
     assert len(list(place.parent.glob("*.damaged-*"))) == 1
 
 
+@pytest.mark.parametrize("times", [1, 9])
+def test_an_error_of_the_disk_is_one_when_it_comes_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """As where a file is moved aside while it is opened."""
+    connect, left = Database.connect, iter(range(times))
+
+    def failing(self: Database, create: bool = False) -> sqlite3.Connection:
+        if next(left, None) is None:
+            return connect(self, create)
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        raise error
+
+    monkeypatch.setattr(Database, "connect", failing)
+    if times == 1:
+        Database(place).record([ROW])
+        assert Database(place).rows() == [ROW]
+    else:
+        with pytest.raises(OutputError, match="can't be written: disk I/O error"):
+            Database(place).record([ROW])
+
+
 def test_an_empty_file_is_an_empty_database(place: Path) -> None:
     place.parent.mkdir(parents=True)
     place.touch()
