@@ -4,8 +4,8 @@
     python -m tests.own_sizes --target hip:mi300x mlp lora  these alone, for another target
     python -m tests.own_sizes --on gpu --jobs 14            compiles as users do, validated on the GPU that is here
 
-Rows are the first dim that a spec names. Prints what is not right, and what took long; the exit code is 1 then. A spec
-that a target has no plan for is refused, which is well.
+Rows are the first dim that a spec names. Prints what is wrong, with exit code 1, and what took long. A spec that a
+target has no plan for is refused, which is well.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ def outcome(job: Job) -> tuple[Job, str, str, float]:
     chain = chain.at(**{next(iter(chain.graph.sizes)): rows}) if rows else chain
     started = time.perf_counter()
     try:
-        found, said = ("right", "") if on == "none" else validated(chain, target, on)
-        if on == "none":
-            for unit in units(chain, target_named(target)):
-                build_joined(unit) if isinstance(unit, JoinedPlan) else build_candidates(unit)
+        found, said = built(chain, target) if on == "none" else validated(chain, target, on)
     except NoPlan as error:
         found, said = "refused", str(error).splitlines()[0]
     except FusegenError as error:
@@ -55,6 +52,12 @@ def outcome(job: Job) -> tuple[Job, str, str, float]:
     except Exception:
         found, said = "crash", traceback.format_exc()
     return job, found, said, time.perf_counter() - started
+
+
+def built(chain: fusegen.Chain, target: str) -> tuple[str, str]:
+    for unit in units(chain, target_named(target)):
+        build_joined(unit) if isinstance(unit, JoinedPlan) else build_candidates(unit)
+    return "right", ""
 
 
 def validated(chain: fusegen.Chain, target: str, on: str) -> tuple[str, str]:

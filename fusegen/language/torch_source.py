@@ -388,9 +388,8 @@ class Writer:
         if node.op.kind is Kind.PRODUCT:
             dtype = self.graph.factor_types[node]
             if node.any_ends:
-                ends = self.name(node.any_ends) + ".to(torch.int32)" * bool(
-                    node.any_ends.inputs
-                )  # torch's sums are of i64
+                computed = bool(node.any_ends.inputs)  # torch's sums are of i64
+                ends = self.name(node.any_ends) + ".to(torch.int32)" * computed
                 return TEXTS[node.op.name].format(*(self.factor(a, dtype) for a in node.factors), ends)
             if node.scales:
                 return BLOCKS.format(*map(self.name, node.inputs))
