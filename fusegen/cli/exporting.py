@@ -56,13 +56,13 @@ def export(
 def ask_archs(names: str | None) -> tuple[Target, ...]:
     """`sm_80,gfx942` as targets, each once; a target's own name, as cuda:h200, is one of its architecture too."""
     from fusegen.cli.asking import ask_target, launched
-    from fusegen.targets import target
+    from fusegen.targets import NAMES, target
 
     if names is None:
         return (ask_target(None),)
     found: dict[str, Target] = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
-        vendor = "" if ":" in name else "hip:" if name.startswith(("gfx", "mi")) else "cuda:"
+        vendor = "" if ":" in name else "hip:" if f"hip:{name.lower()}" in NAMES else "cuda:"
         chosen = launched(target(f"{vendor}{name}"))
         other = found.setdefault(chosen.arch, chosen)
         if other is not chosen:

@@ -70,8 +70,11 @@ def matching(target: Target) -> tuple[Gpu, ...]:
 def target_of(gpu: Gpu) -> Target | None:
     """The target whose facts fit `gpu` best: its own model, else one whose code it runs; None when there is none."""
     fitting = [t for t in TARGETS.values() if t.vendor == gpu.vendor and runs(t.arch, gpu.vendor, gpu.arch)]
-    name = re.sub(r"[^a-z0-9]+", " ", gpu.name.lower()).split()
-    own = [target for target in fitting if target.model in name]
+    words = re.sub(r"[^a-z0-9]+", " ", gpu.name.lower()).split()
+    spans = {
+        "".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1)
+    }  # of "RX 7900 XTX" too
+    own = [target for target in fitting if target.model in spans]
     return next(iter([*own, *sorted(fitting, key=lambda target: abs(target.sms - gpu.sms))]), None)
 
 

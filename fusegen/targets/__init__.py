@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from fusegen.errors import RequestError
-from fusegen.targets import cuda, hip
+from fusegen.targets import cuda, hip, rdna
 from fusegen.targets.base import Spelling, Target
 from fusegen.targets.cuda import A100, B200, H100, H200, L40S
 from fusegen.targets.hip import MI210, MI250, MI250X, MI300A, MI300X, MI325X, MI350X, MI355X
+from fusegen.targets.rdna import R9700, RX7900XTX, RX9070XT, W7900
 
 __all__ = [
     "A100",
@@ -31,13 +32,17 @@ __all__ = [
     "MI325X",
     "MI350X",
     "MI355X",
+    "R9700",
+    "RX7900XTX",
+    "RX9070XT",
     "TARGETS",
+    "W7900",
     "Spelling",
     "Target",
     "target",
 ]
 
-TARGETS: Mapping[str, Target] = {t.name: t for t in (*cuda.MODELS, *hip.MODELS)}
+TARGETS: Mapping[str, Target] = {t.name: t for t in (*cuda.MODELS, *hip.MODELS, *rdna.MODELS)}
 """Every model, by name."""
 
 GOLDEN_TARGETS: tuple[Target, ...] = (H200, A100, MI300X, MI355X)
@@ -46,7 +51,7 @@ GOLDEN_TARGETS: tuple[Target, ...] = (H200, A100, MI300X, MI355X)
 NAMES: Mapping[str, Target] = {
     **TARGETS,
     **{f"cuda:{arch}": t for arch, t in cuda.ARCHES.items()},
-    **{f"hip:{arch}": t for arch, t in hip.ARCHES.items()},
+    **{f"hip:{arch}": t for arch, t in (*hip.ARCHES.items(), *rdna.ARCHES.items())},
     "cuda": cuda.DEFAULT,
     "hip": hip.DEFAULT,
 }

@@ -24,10 +24,10 @@ from fusegen.targets.atoms import Atom, Fragment, Term
 from fusegen.targets.base import CTYPES, TO_STORAGE, TO_VALUE, Spelling, Target
 
 
-def reduced(sign: str) -> tuple[str, ...]:
-    """The least (`<`) or the most (`>`) in a wave of 64, in every lane."""
+def reduced(sign: str, lanes: int = 64) -> tuple[str, ...]:
+    """The least (`<`) or the most (`>`) in a wave of so many lanes, in every lane."""
     return (
-        "for (int step = 32; step > 0; step /= 2) {",
+        f"for (int step = {lanes // 2}; step > 0; step /= 2) {{",
         "  const unsigned other = __shfl_xor(v, step);",
         f"  v = v {sign} other ? v : other;",
         "}",
@@ -42,7 +42,7 @@ def dpp(word: str, control: str) -> str:
 
 # DPP is part of an addition or a move: v_add_f32 of a neighbour's number takes no more than one of its own, where
 # ds_bpermute_b32 is the LDS's, with an address of its own, and waited for. Lanes 32 apart have nothing else.
-PARTNER = (
+PARTNERS_OF_16 = (
     "const int word = __builtin_bit_cast(int, v);",
     "int other = 0;",
     f"if (step == 1) other = {dpp('word', '0xb1')};  // quad_perm:[1,0,3,2]",
@@ -52,6 +52,9 @@ PARTNER = (
     f"  other = {dpp('mirrored', '0x1b')};  // and then of each 4",
     "}",
     f"if (step == 8) other = {dpp('word', '0x128')};  // row_ror:8",
+)
+PARTNER = (
+    *PARTNERS_OF_16,
     "if (step == 16) other = __builtin_amdgcn_ds_swizzle(word, 0x401f);  // swizzle(SWAP,16)",
     "if (step == 32) other = __shfl_xor(word, 32);",
     "return __builtin_bit_cast(decltype(v), other);",

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from fusegen.emulator import Buffer, EmulatedKernel, KernelFault, build, toolchain
-from fusegen.targets import MI300X
+from fusegen.targets import MI300X, RX7900XTX, Target
 from tests.programs import aligned
 from tests.tools import needs_compiler
 
@@ -297,14 +297,27 @@ def test_maxima_of_ieee_754_keep_a_nan_and_know_negative_zero() -> None:
         assert (np.signbit(got[different]) == np.signbit(zero)).all()
 
 
-def test_a_partner_is_found_by_dpp_and_swizzle() -> None:
-    """What HIP's spelling makes of each step, against the shuffle that it stands for."""
+@pytest.mark.parametrize("of", [MI300X, RX7900XTX], ids=str)
+def test_a_partner_is_found_by_dpp_and_swizzle(of: Target) -> None:
+    """What HIP's spelling makes of each step, against the shuffle that it stands for. Of RDNA, 16 apart lanes are found
+    by v_permlanex16_b32."""
+    steps = of.warp.bit_length() - 1
     out = np.zeros((6, 64), np.float32)
-    lines = "\n".join(MI300X.spelling.functions["partner"])
-    calls = "".join(f"a[{64 * place} + i] = partner(i + 0.5f, {1 << place});\n" for place in range(6))
-    run(calls, out, warp=64, before=f"__device__ float partner(float v, int step) {{\n{lines}\n}}\n")
-    for place in range(6):
+    lines = "\n".join(of.spelling.functions["partner"])
+    calls = "".join(f"a[{64 * place} + i] = partner(i + 0.5f, {1 << place});\n" for place in range(steps))
+    run(calls, out, warp=of.warp, before=f"__device__ float partner(float v, int step) {{\n{lines}\n}}\n")
+    for place in range(steps):
         np.testing.assert_array_equal(out[place], (np.arange(64) ^ 1 << place) + 0.5)
+
+
+def test_lanes_of_the_other_16_are_named_by_digits() -> None:
+    """v_permlanex16_b32: of two words, one for each half of 16 lanes; the lanes of the other 16 are meant."""
+    low, high = 0x01234567, 0xFEDC3210
+    out = np.zeros(64, np.int32)
+    run(f"a[i] = __builtin_amdgcn_permlanex16(0, i, {low:#x}, {high:#x}, false, false);", out, warp=32)
+    digits = [low >> 4 * n & 15 for n in range(8)] + [high >> 4 * n & 15 for n in range(8)]
+    lanes = np.arange(64)
+    np.testing.assert_array_equal(out, (lanes ^ 16) // 16 * 16 + np.array(digits)[lanes % 16])
 
 
 @pytest.mark.parametrize(
@@ -313,6 +326,7 @@ def test_a_partner_is_found_by_dpp_and_swizzle() -> None:
         ("__builtin_amdgcn_update_dpp(0, i, 0x111, 0xf, 0xf, true)", "DPP of control 0x111"),  # row_shr: lanes go empty
         ("__builtin_amdgcn_update_dpp(0, i, 0x128, 0xa, 0xf, true)", "rows 0xa"),
         ("__builtin_amdgcn_ds_swizzle(i, 0x80b1)", "ds_swizzle_b32 of pattern 0x80b1"),
+        ("__builtin_amdgcn_permlanex16(0, i, 0u, 0u, false, false)", "v_permlanex16_b32 is of RDNA"),
     ],
 )
 def test_exchanges_between_lanes_that_are_not_modelled_are_refused(call: str, said: str) -> None:

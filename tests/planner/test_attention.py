@@ -48,7 +48,7 @@ def test_what_one_pass_over_keys_cannot_hold(spec: Chain, reason: str) -> None:
     assert re.search(reason, said), said
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=str)
+@pytest.mark.parametrize("target", [t for t in TARGETS.values() if t.chained], ids=str)  # RDNA has no products yet
 def test_every_target_has_a_candidate_that_fits_it(target: Any) -> None:
     for spec in attentions.ALL:
         plans = [p for p in candidates(spec.graph, target).plans if p.rule == "attention"]

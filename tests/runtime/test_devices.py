@@ -30,7 +30,22 @@ from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.finding import find, matching, present, target_of
 from fusegen.runtime.gpu import Arguments
 from fusegen.runtime.shortcuts import launch_lines
-from fusegen.targets import A100, B200, H100, H200, L40S, MI210, MI250X, MI300A, MI300X, target
+from fusegen.targets import (
+    A100,
+    B200,
+    H100,
+    H200,
+    L40S,
+    MI210,
+    MI250X,
+    MI300A,
+    MI300X,
+    R9700,
+    RX7900XTX,
+    RX9070XT,
+    W7900,
+    target,
+)
 from tests.language.test_products import bias_gelu
 
 M, N = dims("M N")
@@ -103,6 +118,13 @@ def test_code_objects_run_on_their_own_architecture() -> None:
         ("hip", "AMD gfx942", "gfx942", 304, MI300X),
         ("hip", "AMD Instinct MI250X", "gfx90a", 110, MI250X),
         ("hip", "AMD Instinct MI210", "gfx90a", 104, MI210),
+        ("hip", "AMD Radeon RX 7900 XTX", "gfx1100", 48, RX7900XTX),  # HIP counts pairs of compute units
+        ("hip", "AMD Radeon PRO W7900", "gfx1100", 48, W7900),
+        ("hip", "AMD Radeon RX 7900 XT", "gfx1100", 42, RX7900XTX),
+        ("hip", "AMD Radeon RX 9070 XT", "gfx1201", 32, RX9070XT),
+        ("hip", "AMD Radeon AI PRO R9700", "gfx1201", 32, R9700),
+        ("hip", "AMD Radeon RX 7800 XT", "gfx1101", 30, None),  # a code object runs on its own architecture alone
+        ("hip", "AMD Radeon RX 9060 XT", "gfx1200", 16, None),
     ],
 )
 def test_target_of_a_gpu(vendor: str, name: str, arch: str, sms: int, expected: object) -> None:

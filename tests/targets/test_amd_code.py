@@ -70,8 +70,8 @@ def most_in_flight(code: list[str]) -> int:
         if line.startswith(("global_load", "buffer_load")):
             pending += 1
             most = max(most, pending)
-        elif waited := re.search(r"vmcnt\((\d+)\)", line):
-            pending = min(pending, int(waited[1]))
+        elif waited := re.search(r"vmcnt\((\d+)\)|s_wait_loadcnt(?:_dscnt)? (0x\w+)", line):
+            pending = min(pending, int(waited[1] or waited[2], 0))
     return most
 
 

@@ -37,6 +37,9 @@ def test_every_name_gives_a_target_that_its_own_name_gives_back(name: str) -> No
         ("hip:gfx942", "mi300x", "gfx942"),
         ("hip:gfx950", "mi355x", "gfx950"),
         ("hip:mi350x", "mi350x", "gfx950"),
+        ("hip:gfx1100", "rx7900xtx", "gfx1100"),
+        ("hip:gfx1201", "rx9070xt", "gfx1201"),
+        ("hip:R9700", "r9700", "gfx1201"),
     ],
 )
 def test_names_stand_for_models_and_architectures(name: str, model: str, arch: str) -> None:
@@ -45,7 +48,14 @@ def test_names_stand_for_models_and_architectures(name: str, model: str, arch: s
 
 @pytest.mark.parametrize(
     ("name", "guess"),
-    [("h200", "cuda:h200"), ("cuda:h20", "cuda:h200"), ("cuda:mi300x", "hip:mi300x"), ("hip:gfx943", "hip:gfx942")],
+    [
+        ("h200", "cuda:h200"),
+        ("cuda:h20", "cuda:h200"),
+        ("cuda:mi300x", "hip:mi300x"),
+        ("hip:gfx943", "hip:gfx942"),
+        ("rx7900xtx", "hip:rx7900xtx"),
+        ("hip:gfx1101", "hip:gfx1100"),
+    ],
 )
 def test_unknown_name_is_answered_with_a_guess_and_the_list(name: str, guess: str) -> None:
     with pytest.raises(RequestError, match=rf"did you mean .*{guess}[\s\S]*mi300x") as error:
@@ -92,7 +102,7 @@ extern "C" __global__ void widen(const {half}* h, const {bfloat}* b, float* x, f
 """
 
 
-@pytest.mark.parametrize("name", ["hip:gfx90a", "hip:gfx942", "hip:gfx950"])
+@pytest.mark.parametrize("name", ["hip:gfx90a", "hip:gfx942", "hip:gfx950", "hip:gfx1100", "hip:gfx1201"])
 def test_casts_of_clang_round_to_nearest_even_and_keep_nan(name: str) -> None:
     try:
         compiler_version("hip")

@@ -156,11 +156,22 @@ SIMT_INLINE int __builtin_amdgcn_update_dpp(int, int value, int control, int row
   } else if (control == 0x141) {  // row_half_mirror
     source = in_row ^ 7;
   }
-  if (SIMT_WARP != 64 || source > 15 || rows != 0xf || banks != 0xf) {
+  if (source > 15 || rows != 0xf || banks != 0xf) {
     simt::fail(simt::Fault::mask, line, "DPP of control %#x, rows %#x and banks %#x on a wave of %d is not modelled",
                static_cast<unsigned>(control), static_cast<unsigned>(rows), static_cast<unsigned>(banks), SIMT_WARP);
   }
   return simt::shuffle(simt::converged, value, lane / 16 * 16 + source, line);
+}
+// Of RDNA, whose waves have 32 lanes: from the lane of the other 16 that a digit of `low` names, and `high` for the last
+// 8 lanes; with all lanes there: "RDNA3 Instruction Set Architecture", V_PERMLANEX16_B32
+SIMT_INLINE int __builtin_amdgcn_permlanex16(int, int value, unsigned low, unsigned high, bool, bool, SIMT_LINE) {
+  const unsigned lane = simt::lane_index(), in_row = lane % 16;
+  if (SIMT_WARP != 32) {
+    simt::fail(simt::Fault::mask, line, "v_permlanex16_b32 is of RDNA, whose waves have 32 lanes; this one has %d",
+               SIMT_WARP);
+  }
+  const unsigned source = (in_row < 8 ? low : high) >> 4 * (in_row % 8) & 15;
+  return simt::shuffle(simt::converged, value, (lane ^ 16) / 16 * 16 + source, line);
 }
 // Of its bit mask mode: five bits that are kept of a lane's number among 32, five that are set, five that are flipped
 SIMT_INLINE int __builtin_amdgcn_ds_swizzle(int value, int pattern, SIMT_LINE) {
