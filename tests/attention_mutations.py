@@ -39,6 +39,7 @@ WINDOW = subject(attentions.window, "32x64", S=150, T=200, D=16)
 DOCUMENT = subject(attentions.document, "32x64", S=100, T=200, D=16)
 SINK = subject(attentions.sink, "32x64", S=100, T=150, D=16)
 BIAS = subject(attentions.bias, "32x64", S=100, T=150, D=16)
+DROPPED = subject(attentions.dropped, "32x64", S=100, T=200, D=16)
 WAVES = subject(attentions.lse, "32x32", "hip:gfx90a", S=100, T=200, D=32, E=32)
 
 
@@ -120,6 +121,13 @@ MUTATIONS: tuple[Mutation, ...] = (
              "* static_cast<int>(k_ld)", everywhere=True, quick=False),
     mutation("32-bit offset of a head", "wraps in operands of 2^31 elements and more", CAUSAL,
              r"B_H_at \* q_stride_B_H", "static_cast<int>(B_H_at * q_stride_B_H)"),
+    # ---- random numbers
+    mutation("both lanes draw for one row", "the other row's numbers", DROPPED,
+             r"lane % 2 \? first_element\[1\] : first_element\[0\]", "first_element[0]"),
+    mutation("a lane keeps the half that it should give", "numbers of the other row", DROPPED,
+             r"odd \? words\[j\] : words\[2 \+ j\]", "odd ? words[2 + j] : words[j]"),
+    mutation("numbers of the head before", "rows are counted in one head alone", DROPPED,
+             r"\(\(B_at \* H_size \+ H_at\) \* S_size \+ row\)", "row"),
     # ---- HIP
     mutation("HIP: the product is not rescaled", "what was summed keeps an older maximum", WAVES,
              r"_sums\[d\]\[i\] \*= shrinks\[0\]", "_sums[d][i] *= 1.0f"),

@@ -126,9 +126,28 @@ def unnormalised(q: bf16[S, D], k: bf16[T, D], v: bf16[T, D], floor: f32[S, 1]) 
     return F.exp(s - F.maximum(F.max(s), floor)) @ v
 
 
+@chain(B=2, H=3, S=70, T=148, D=16)
+def dropped(
+    q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D], p: f32, seed: i32[B, 1, 1, 1],
+    offset: i32[1],
+) -> tuple[bf16[B, H, S, D], f32[B, H, S, 1]]:  # fmt: skip
+    """Random numbers of four neighbours at a time, a seed of each sequence, and masks."""
+    s = F.causal(q @ k.mT * 0.25, 70)
+    return F.dropout(F.softmax(s), p, seed, offset) @ v, F.logsumexp(s)
+
+
+@chain(B=2, H=2, S=40, T=71, D=16)
+def dropped_twice(
+    q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D], seed: i32,
+) -> bf16[B, H, S, D]:  # fmt: skip
+    """Rows that begin anywhere, and noise before the softmax."""
+    s = q @ k.mT * 0.25
+    return F.dropout(F.softmax(s + F.uniform(s, 3, 4)), 0.25, seed, 1) @ v
+
+
 ALL: tuple[Chain, ...] = (
     plain, lse, window, alibi, softcap, document, sink, bias, prefix, chunks, wide, tiny, one, base_2, gated,
-    unnormalised,
+    unnormalised, dropped, dropped_twice,
 )  # fmt: skip
 
 

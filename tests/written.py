@@ -108,8 +108,15 @@ def wide(q: bf16[H, S, D], k: bf16[H, T, D], scale: f32) -> bf16[H, S, T]:
     return F.softmax(F.causal(q @ k.mT * scale))
 
 
+@chain(B=2, S=70, T=148, D=16)
+def dropped(q: bf16[B, S, D], k: bf16[B, T, D], seed: i32, offset: i32[1]) -> tuple[bf16[B, S, T], bf16[B, S, T]]:
+    s = F.causal(q @ k.mT * 0.25, 70)
+    weights = F.softmax(s)
+    return weights, F.dropout(weights, 0.25, seed, offset)
+
+
 ALL: tuple[Chain, ...] = (
-    full, causal, window, document, sink, bias, base_2, scores_too, logs, unguarded, unnormalised, one, wide,
+    full, causal, window, document, sink, bias, base_2, scores_too, logs, unguarded, unnormalised, one, wide, dropped,
 )  # fmt: skip
 
 

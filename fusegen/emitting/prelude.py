@@ -111,6 +111,21 @@ def overflow(dtype: DType, within: str, beyond: str) -> Mapping[str, Special]:
     return {f"overflow_{dtype}": Special(what, (f"return {within} ? {name}(x) : {beyond};",), needs)}
 
 
+PHILOX_ROUNDS = (
+    "unsigned k0 = static_cast<unsigned>(seed), k1 = 0u;",
+    "#pragma unroll",
+    "for (int round = 0; round < 10; ++round) {",
+    "  const unsigned a = __umulhi(0xD2511F53u, c0), b = __umulhi(0xCD9E8D57u, c2);",
+    "  const unsigned next1 = 0xCD9E8D57u * c2, next3 = 0xD2511F53u * c0;",
+    "  c0 = b ^ c1 ^ k0;",
+    "  c2 = a ^ c3 ^ k1;",
+    "  c1 = next1;",
+    "  c3 = next3;",
+    "  k0 += 0x9E3779B9u;",
+    "  k1 += 0xBB67AE85u;",
+    "}",
+)
+
 SPECIAL_FUNCTIONS: Mapping[str, Special] = {
     "number_in_order": Special(
         "the number whose place among all numbers is x; NaN of what is below and above all of them",
@@ -214,20 +229,21 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
         "32 random bits: word index mod 4 of Philox4x32-10 of the counter (index / 4, offset, 0) and the key (seed, 0)",
         ("const unsigned place = static_cast<unsigned>(low), above = static_cast<unsigned>(high);",
          "unsigned c0 = place >> 2 | above << 30, c1 = above >> 2, c2 = static_cast<unsigned>(offset), c3 = 0u;",
-         "unsigned k0 = static_cast<unsigned>(seed), k1 = 0u;",
-         "#pragma unroll",
-         "for (int round = 0; round < 10; ++round) {",
-         "  const unsigned a = __umulhi(0xD2511F53u, c0), b = __umulhi(0xCD9E8D57u, c2);",
-         "  const unsigned next1 = 0xCD9E8D57u * c2, next3 = 0xD2511F53u * c0;",
-         "  c0 = b ^ c1 ^ k0;",
-         "  c2 = a ^ c3 ^ k1;",
-         "  c1 = next1;",
-         "  c3 = next3;",
-         "  k0 += 0x9E3779B9u;",
-         "  k1 += 0xBB67AE85u;",
-         "}",
+         *PHILOX_ROUNDS,
          "const unsigned even = place & 2u ? c2 : c0, odd = place & 2u ? c3 : c1;",
          "return static_cast<int>(place & 1u ? odd : even);"), (), "int low, int high, int offset, int seed", "int",
+    ),
+    "philox_words": Special(
+        "random bits of four elements: the words of Philox4x32-10 of the counter (index / 4, offset, 0) and the key "
+        "(seed, 0)",
+        ("const unsigned long long four = static_cast<unsigned long long>(index) >> 2;",
+         "unsigned c0 = static_cast<unsigned>(four), c1 = static_cast<unsigned>(four >> 32);",
+         "unsigned c2 = static_cast<unsigned>(offset), c3 = 0u;",
+         *PHILOX_ROUNDS,
+         "words[0] = c0;",
+         "words[1] = c1;",
+         "words[2] = c2;",
+         "words[3] = c3;"), (), "unsigned (&words)[4], long long index, int offset, int seed", "void",
     ),
     **eight_bits(f8e4m3, 3, 7, "if (code == 0x7fu) return NAN;"),
     **eight_bits(f8e5m2, 2, 15, "if (code >= 0x7cu) return code > 0x7cu ? NAN : x < 0x80 ? INFINITY : -INFINITY;"),

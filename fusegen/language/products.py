@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fusegen.errors import SpecError
 from fusegen.language.codes import in_kernel
 from fusegen.language.graph import (
+    COUNT_ELEMENTS,
     Extent,
     Graph,
     Kind,
@@ -337,7 +338,7 @@ def epilogue_of(graph: Graph) -> tuple[Node, ...]:
 
 def is_computed(node: Node) -> bool:
     """By a statement of its own: literals and sizes are written out where they are used."""
-    return node.op.kind in (Kind.MAP, Kind.BIAS) or node.op.name in ("col_index", "row_index")
+    return node.op.kind in (Kind.MAP, Kind.BIAS) or node.op.name in (*COUNT_ELEMENTS, "row_index")
 
 
 @once_per_graph

@@ -11,7 +11,7 @@ from fusegen.language.graph import Graph
 from fusegen.language.one_kernel import obstacle
 from fusegen.language.sharing import share_common
 from fusegen.planner.launching import as_launched
-from fusegen.planner.matching import NoMatch, NotFor, need_whole_rows
+from fusegen.planner.matching import NoMatch, NotFor, need_no_draw, need_whole_rows
 from fusegen.planner.model import Candidates, Layout, Plan, Refusal, RowPlan
 from fusegen.planner.pieces import vector_widths
 from fusegen.planner.rewrites import simplify
@@ -32,6 +32,7 @@ def for_products(name: str, module: str) -> Rule:
     def rule(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
         if not graph.products:
             raise NotFor("the chain multiplies no matrices")
+        need_no_draw(graph)
         found: Rule = getattr(import_module(f"fusegen.planner.products.{module}"), name)
         return found(graph, target, layout)
 

@@ -63,16 +63,23 @@ def need_selection(graph: Graph, rule: str, keys: tuple[DType, ...] = (f32,)) ->
     return node
 
 
+def drawn(graph: Graph) -> tuple[Node, ...]:
+    """The indices of elements and rows that random numbers are drawn for."""
+    return tuple(node for node in graph.nodes if node.op.name in PLACES)
+
+
+def need_no_draw(graph: Graph) -> None:
+    """Raises NoMatch for random numbers, in a kernel that doesn't know which element of its rows it has."""
+    for node in drawn(graph):
+        raise NoMatch(
+            f"{node.operator} at {node.where} draws random numbers, and the chain multiplies matrices; kernels of "
+            "products draw none, but those of attention for its scores\n  draw in a second chain, of the result"
+        )
+
+
 def need_whole_rows(graph: Graph) -> None:
     """Raises NoMatch for random numbers whose element indices a kernel of whole rows can't tell."""
-    for node in graph.nodes:
-        if node.op.name not in PLACES:
-            continue
-        if graph.products:
-            raise NoMatch(
-                f"{node.operator} at {node.where} draws random numbers, and the chain multiplies matrices; the kernels "
-                "of products draw none\n  draw in a second chain, of the product's result"
-            )
+    for node in () if graph.products else drawn(graph):
         if node.shape[:-1] != graph.shape[:-1]:
             raise NoMatch(
                 f"{node.operator} at {node.where} draws for {shape_text(node.shape)}, and the rows of the chain are "

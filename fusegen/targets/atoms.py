@@ -83,6 +83,17 @@ class Fragment:
         return self.lanes >> len(self.lanes_of_col)
 
     @property
+    def lanes_of_four(self) -> int:
+        """How many lanes have the same fours of neighbours in a row, from a multiple of 4 on, in each four elements of
+        theirs: one; two, which have a half of one row's four and a half of another's; or 0, none."""
+        places = [[(self.row(i, lane), self.col(i, lane)) for i in range(4)] for lane in (0, 1)]
+        (row, col), (other, _) = places[0][0], places[0][2]
+        if places[0] == [(row, col + j) for j in range(4)]:
+            return 1
+        halves = [[(r, col + 2 * lane + j) for r in (row, other) for j in (0, 1)] for lane in (0, 1)]
+        return 2 if row != other and places == halves else 0
+
+    @property
     def lanes_of_row(self) -> tuple[int, ...]:
         """Bits of a lane's number that its rows don't depend on: what reduces a row goes through them, one by one."""
         return alike(self.rows, self.lanes)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fusegen.errors import KernelError, NoPlan
-from fusegen.language.graph import CASTS, Graph, Kind, Node, Tensor
+from fusegen.language.graph import CASTS, Graph, Kind, Node, Tensor, behind, once_per_graph
 from fusegen.language.lookup import rows_at
 from fusegen.language.ordering import along_row
 from fusegen.language.selection import top_columns
@@ -65,6 +65,8 @@ def judged(
             agrees = agree(value, law, np.ones(1, bool))
         else:
             value = law.value if wanted is None else np.asarray(wanted)
+            if zeroes_weights(graph):
+                value = np.where(np.isnan(law.value) & (value == 0), np.nan, value)
             picked = columns is not None and tensor.node in graph.picked
             compared.append(compare(tensor, got, law, law.value if picked else value))
             agrees = agree(value, law, alike if picked else np.ones(1, bool))
@@ -131,6 +133,21 @@ def agree(value: Any, law: Bounded, rows: Array) -> bool:
 
 
 @np.errstate(all="ignore")
+@once_per_graph
+def zeroes_weights(graph: Graph) -> bool:
+    """Does a condition put zeros in the place of a softmax's weights, which are divided by their sum behind the second
+    product? A row that has a NaN is NaN then, though the chain gives 0 where all of its weights are zeros."""
+    if len(graph.products) != 2:
+        return False
+    first, second = graph.products
+    node = second.inputs[0]
+    while first in behind([node]) and node.op.kind is Kind.MAP:
+        if node.op.name == "where":
+            return True
+        node = next(a for a in node.inputs if first in behind([a]))
+    return False
+
+
 def unlike_text(graph: Graph, laws: Mapping[Node, Bounded], expected: Sequence[Any]) -> str:
     """Whether the steps up to here come to something else than the text of the whole chain, whatever the bounds are."""
     for tensor, text in zip(graph.outputs, expected, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 import pytest
 
@@ -25,7 +27,7 @@ from tests import attentions, specs
 from tests.emitting.test_attention import needs_emulator
 
 A, B, C, H, S, T, D, E = dims("A B C H S T D E")
-RIGHT = ("lse", "window", "document", "sink", "bias", "base_2")
+RIGHT = ("lse", "window", "document", "sink", "bias", "base_2", "dropped", "dropped_twice")
 
 
 @chain(B=1, H=1, S=140, T=300, D=64, E=64)
@@ -200,3 +202,16 @@ def compiled_cubin() -> bytes:
         pytest.skip(str(missing).splitlines()[0])
     assert binary is not None
     return binary.code
+
+
+@chain(B=2, S=1, T=256, D=64)
+def nothing_left(q: bf16[B, S, D], k: bf16[B, T, D], v: bf16[B, T, D]) -> bf16[B, S, D]:
+    s = q @ k.mT * 0.125
+    return F.softmax(F.where(F.col_index(s) <= F.row_index(s) - 2, s, -inf)) @ v
+
+
+@needs_emulator
+def test_a_mask_that_leaves_no_key_is_planned_and_gives_zeros() -> None:
+    """Its blocks have no tile, of whose time a block's is no multiple."""
+    found = kernel(nothing_left)(*(np.ones((2, n, 64), bf16.numpy) for n in (1, 256, 256)))
+    assert not found.astype(np.float32).any()

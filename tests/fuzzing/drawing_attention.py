@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from typing import ClassVar
 
 import numpy as np
 
 from tests.fuzzing import arithmetic
-from tests.fuzzing.bounded import EPS, INF, Bounded, settled, size_of
-from tests.fuzzing.draft import Draft, Output, Term
+from tests.fuzzing.bounded import EPS, INF, Array, Bounded, settled, size_of
+from tests.fuzzing.draft import Draft, Meaning, Output, Term
 from tests.fuzzing.products import product, turned
+from tests.fuzzing.rows import uniform
 
 QUERIES = (1, 2, 3, 7, 16, 17, 33, 40, 64, 65, 70)
 KEYS = (1, 2, 5, 8, 31, 32, 33, 63, 64, 65, 90, 128, 130)
@@ -52,12 +54,25 @@ class Attention(Draft):
             term = self.changed(term)
         for _ in range(rng.choice((0, 1, 1, 1, 2))):
             term = self.masked(term)
-        text = f"F.softmax({term.text}) @ {v.text}"
-        out = self.let(text, "f", (*self.batch, "S", "E"), self.attended, [term, v], False)
+        weights, meaning = self.weights_of(term)
+        out = self.let(f"{weights} @ {v.text}", "f", (*self.batch, "S", "E"), meaning, [term, v], False)
         if rng.random() < 0.3:
             gate = self.operand(self.stored, (*self.batch, "S", "E"), "g")
             out = self.let(f"{out.text} * {gate.text}", "f", out.shape, arithmetic.mul, [out, gate])
         self.outputs.append(Output(out, rng.choice((self.stored, "f32"))))
+
+    def weights_of(self, a: Term) -> tuple[str, Meaning]:
+        """softmax(a), or half of its weights, doubled; drawn apart: nothing else is drawn otherwise."""
+        rng = random.Random(f"{self.sizes}")
+        if rng.random() < 0.7:
+            return f"F.softmax({a.text})", self.attended
+        seed, offset = rng.choice((0, 1, -5, 2**31 - 1)), rng.choice((0, 3))
+        self.features.add("attention with dropout")
+
+        def meaning(s: Bounded, v: Bounded) -> Bounded:
+            return self.attended(s, v, 2.0 * (uniform(s, seed, offset).value >= 0.5))
+
+        return f"F.dropout(F.softmax({a.text}), 0.5, {seed}, {offset})", meaning
 
     def changed(self, a: Term) -> Term:
         """A bias, a soft cap or a scale between the scores and the softmax."""
@@ -103,15 +118,16 @@ class Attention(Draft):
 
         return self.let(f"F.where({texts[how]}, {a.text}, -1e999)", "f", a.shape, meaning, [a], False)
 
-    def attended(self, s: Bounded, v: Bounded) -> Bounded:
-        """softmax(s) @ v. Logits are off by their errors, and by rounding of their own size; so is the row's pivot. The
-        weights are rounded to the type of the factors, and sums of f32 are rescaled as often as a maximum grows."""
+    def attended(self, s: Bounded, v: Bounded, kept: Array | float = 1.0) -> Bounded:
+        """(softmax(s) * kept) @ v. Logits are off by their errors, and by rounding of their own size; so is the row's
+        pivot. The weights are rounded to the type of the factors, in which small ones may be 0, and sums of f32 are
+        rescaled as often as a maximum grows."""
         with np.errstate(all="ignore"):
             top = s.value.max(-1, keepdims=True)
             pivot = np.where(top == -INF, 0.0, top)
             e = np.exp(s.value - pivot)
             total = e.sum(-1, keepdims=True)
-            p = np.where(total == 0, 0.0, e / np.where(total == 0, 1.0, total))
+            p = kept * np.where(total == 0, 0.0, e / np.where(total == 0, 1.0, total))
             off = np.where(np.isfinite(s.value), s.error, 0.0)
             most = off.max(-1, keepdims=True)
             size = size_of(s.value) + size_of(pivot)
@@ -123,7 +139,8 @@ class Attention(Draft):
             error = error + np.matmul((p == 0) & (s.value > -INF), whole) * 2.0**-100
             value = np.matmul(p, v.value)
         lost = np.isinf(s.error).any(-1, keepdims=True) | (moved > 1e3).any(-1, keepdims=True)
-        hidden = np.matmul((p < 2.0**-100).astype(float), (~np.isfinite(v.value)).astype(float)) > 0
+        vanishing = np.minimum(p, e) < max(2.0**-100, 4 * SMALLEST[self.stored])
+        hidden = np.matmul(vanishing.astype(float), (~np.isfinite(v.value)).astype(float)) > 0
         empty = (top == -INF) & np.isfinite(v.value).all(-2, keepdims=True)
         error = np.where(lost | hidden, INF, np.where(empty, 0.0, error))
         return settled(value, np.where(np.isnan(top), 0.0, error))

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusegen.emitting.attention.scores import LOG2E, ScoresSpeller
+from fusegen.emitting.attention.words import FIRST_ELEMENT
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import asks
-from fusegen.planner.attention.parts import CHUNK, AttentionPlan
+from fusegen.planner.attention.parts import CHUNK, AttentionPlan, Draw
 from fusegen.planner.model import Access, Load, Store
-from fusegen.planner.parts import Body, used_by
+from fusegen.planner.parts import Argument, Body, Value, used_by
 
 
 class AttentionSpeller(ScoresSpeller):
@@ -32,6 +33,50 @@ class AttentionSpeller(ScoresSpeller):
     def values(self) -> Mapping[str, Any]:
         """How a thread brings its 16 bytes of each line of values."""
         return self.matrix(self.plan.value, False)
+
+    # ---- random bits
+
+    @property
+    def drawn(self) -> tuple[Draw, ...]:
+        return self.plan.draws
+
+    def draws(self) -> list[Mapping[str, str]]:
+        """The words of four neighbouring scores, and the call that draws them. Of fours that two lanes share each draws
+        those of one of its two rows, and gives the other lane its half."""
+        if not self.drawn:
+            return []
+        shared = self.plan.atom.fragment.lanes_of_four == 2
+        self.functions.update(("philox_words", *(("draw_for_two",) if shared else ())))
+        known = {name for name, _ in self.known_before}
+
+        def own(array: str) -> str:
+            return f"lane % 2 ? {array}[1] : {array}[0]" if shared else f"{array}[0]"
+
+        def text(arg: Argument) -> str:
+            return own(self.here(arg.name)) if isinstance(arg, Value) and arg.name in known else self.argument(arg)
+
+        first, col = own(FIRST_ELEMENT), f"({self.col_name} & ~3)" if shared else self.col_name
+        call = "draw_for_two" if shared else "philox_words"
+        return [
+            {
+                "name": four(draw),
+                "call": f"{call}({four(draw)}, {f'({first})' if shared else first} + {col}, {text(draw.offset)}, "
+                f"{text(draw.seed)});",
+            }
+            for draw in self.drawn
+        ]
+
+    def weight_lines(self) -> list[str]:
+        """From an exponential to what is multiplied."""
+        if not self.plan.weight.body:
+            return []
+        bits = [f"const int {d.value} = static_cast<int>({four(d)}[i % 4]);" for d in self.drawn]
+        return [*bits, *self.element_lines(self.plan.weight, self.power)]
+
+    @property
+    def power(self) -> str:
+        """What an exponential is called: as the chain does, where weights are made of it."""
+        return self.plan.weight.given if self.plan.weight.body else "power"
 
     # ---- behind the sums
 
@@ -128,7 +173,7 @@ class AttentionSpeller(ScoresSpeller):
         query, key, value = self.matrix(plan.query, True), self.matrix(plan.key, False), self.values()
         tested = self.element_lines(plan.tested, f"{self.scores}[n][i]")
         free = self.element_lines(plan.free, f"{self.scores}[n][i]") if plan.tests else tested
-        weight = self.element_lines(plan.weight, "power") if plan.weight.body else []
+        weight, draws = self.weight_lines(), self.draws()
         ends, key_range, behind = self.ends(), self.key_range(), self.behind()
         launch_body = self.statements(plan.launch_body)
         row_setup, row_arrays = self.row_setup(), self.row_arrays()
@@ -190,10 +235,18 @@ class AttentionSpeller(ScoresSpeller):
             "free": free,
             "free_value": plan.free.value,
             "weight": weight,
-            "weight_value": plan.weight.value if plan.weight.body else "power",
+            "draws": draws,
+            "given_to_other": self.spelling.shuffle_xor.format("given", "1"),
+            "weight_value": plan.weight.value if plan.weight.body else self.power,
+            "power": self.power,
             "asks_col": asks_col,
             "total": bool(plan.behind.total),
             "log2e": "" if plan.base_2 else LOG2E,
             "behind": behind,
             "first_lane": self.first_lane(),
         }  # fmt: skip
+
+
+def four(draw: Draw) -> str:
+    """The array of the bits of four neighbouring scores."""
+    return f"{draw.value.rstrip('_')}_four"

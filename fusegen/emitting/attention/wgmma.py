@@ -147,7 +147,7 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
         free = self.element_lines(plan.free, f"{self.scores}[i]") if plan.tests else tested
         if not plan.free.body:
             free = []  # a score is its logit
-        weight = self.element_lines(plan.weight, "power") if plan.weight.body else []
+        weight, draws = self.weight_lines(), self.draws()
         launch_body = self.statements(plan.launch_body)
         ends, key_range, behind = self.ends(), self.key_range(), self.behind()
         row_setup, row_arrays, ahead = self.row_setup(), self.row_arrays(), self.ahead()
@@ -205,7 +205,10 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "free": free,
             "free_value": plan.free.value,
             "weight": weight,
-            "weight_value": plan.weight.value if plan.weight.body else "power",
+            "draws": draws,
+            "given_to_other": self.spelling.shuffle_xor.format("given", "1"),
+            "weight_value": plan.weight.value if plan.weight.body else self.power,
+            "power": self.power,
             "asks_col": asks_col,
             "asks_key": plan.tests or any(asks_col.values()),
             "total": bool(plan.behind.total),

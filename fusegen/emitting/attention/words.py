@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import VALUE_TYPES, Dialect, all_of
+from fusegen.language.graph import COUNT_ELEMENTS
 from fusegen.language.types import DType, i32
-from fusegen.planner.attention.parts import ElementBody, Ends, EndText, ScoresPlan
+from fusegen.planner.attention.parts import Draw, ElementBody, Ends, EndText, ScoresPlan
 from fusegen.planner.model import Access, Load, Statement
 from fusegen.planner.parts import Body, Number, Value, used_by
 from fusegen.planner.pieces import stride_name
 
+FIRST_ELEMENT = "first_element"  # the index of a row's first score, in row-major order
 FEW_KEYS = 64  # numbers of keys up to this one need no name
 
 
@@ -28,6 +30,7 @@ class ScoresWords(Dialect):
         self.dims = plan.row_dims
         self.pointers = {p.tensor: p.name for p in plan.params if p.kind == "pointer"}
         self.scores = f"{plan.tested.given}_sums"
+        self.element_number = f"{FIRST_ELEMENT}[{self.slot}] + {{}}"
 
     @property
     def bodies(self) -> tuple[Body, ...]:
@@ -117,7 +120,7 @@ class ScoresWords(Dialect):
     @property
     def known_before(self) -> list[tuple[str, DType]]:
         """Of that, what is known before the first tile."""
-        asked = {name for body in self.bodies for name in self.asked(body)}
+        asked = {name for body in self.bodies for name in self.asked(body)}.union(*(draw.uses for draw in self.drawn))
         made = [(load.value, load.dtype) for load in self.plan.row_loads]
         made += [(s.name, s.dtype) for s in self.plan.row_body]
         return [(name, dtype) for name, dtype in made if name in asked]
@@ -127,9 +130,29 @@ class ScoresWords(Dialect):
         given = {body.value} if isinstance(body, ElementBody) else {store.value for store in body.stores}
         return used_by(body.body) | given
 
+    @property
+    def counts_elements(self) -> bool:
+        """Do elements ask for their index among all scores, as random numbers do?"""
+        counts = [s for body in self.bodies for s in body.body if s.op.name in COUNT_ELEMENTS[1:]]
+        return bool(counts or self.drawn)
+
+    @property
+    def drawn(self) -> tuple[Draw, ...]:
+        """Random bits that four neighbouring scores have of one call."""
+        return ()
+
+    def flat_row(self) -> str:
+        """The number of the row `row` among those of all leading axes."""
+        text = ""
+        for dim in self.dims:
+            index = "row" if dim is self.dims[-1] else dim.index
+            text = f"({text} * {dim.extent} + {index})" if text else index
+        return text
+
     def element_lines(self, body: ElementBody, given: str) -> list[str]:
         """From `given`, an element in registers, to the body's value."""
-        lines = [f"const float {body.given} = {given};"] if body.given in self.asked(body) else []
+        named = body.given in self.asked(body) and given != body.given
+        lines = [f"const float {body.given} = {given};"] if named else []
         lines += self.row_values_of(body)
         counted = replace(body, body=tuple(s for s in body.body if s.op.name != "col_index"))  # the loop has its number
         return [*lines, *element_lines(counted, Element(self.operand, col=self.col_name), self)]
@@ -296,6 +319,8 @@ class ScoresWords(Dialect):
         """Declarations of what is one value a row, and of where the rows of operands begin."""
         slots = self.row_slots
         lines = [f"{VALUE_TYPES[dtype]} {self.here(name)}[{slots}];" for name, dtype in self.row_values]
+        if self.counts_elements:
+            lines.append(f"long long {FIRST_ELEMENT}[{slots}];  // of the row's scores, in row-major order")
         for load in self.element_loads:
             ctype = self.ctype(load.access.dtype)
             if self.by_row(load.access):
@@ -309,6 +334,8 @@ class ScoresWords(Dialect):
         plan = self.plan
         lines = self.row_lines(plan.row_loads, plan.row_body) if self.known_before else []
         lines += [f"{self.here(name)}[r] = {name};" for name, _ in self.known_before]
+        if self.counts_elements:
+            lines.append(f"{FIRST_ELEMENT}[r] = {self.flat_row()} * keys;")
         lines += [
             f"{self.here(load.access.name)}[r] = {self.at(load.access)};"
             for load in self.element_loads

@@ -14,7 +14,7 @@ from fusegen.language.graph import Graph, Node, Tensor
 from fusegen.language.types import size_of
 from fusegen.planner.attention.masks import End, Least, Mask, Sum
 from fusegen.planner.attention.parts import AttentionTile, Matrix
-from fusegen.planner.attention.recognition import Recognized, Scored, of_row
+from fusegen.planner.attention.recognition import Recognized, Scored, drawn_by_fours, of_row
 from fusegen.planner.cost import gathered_bytes, unfused_kernels
 from fusegen.planner.model import Cost, TensorTraffic, Traffic
 from fusegen.planner.pieces import arrays, bytes_of
@@ -65,19 +65,27 @@ def estimate(
     rate = reached * few * burden(tile) * target.product_tflops(found.dtype) * 1e6
     products = 2.0 * scores * (depth + width) / rate
     cycles = target.fp32_tflops * 1e6 / (2 * target.f32_lanes)  # of all SMs in a us
-    softmax = scores * (1 / EXPONENTIALS + 4 / target.f32_lanes) / cycles / max(few, 1e-9)
-    slots = target.sms * resident
+    slots = 4 + drawing_slots(found, target)
+    softmax = scores * (1 / EXPONENTIALS + slots / target.f32_lanes) / cycles / max(few, 1e-9)
+    places = target.sms * resident
     if size_of(graph.shape[-2], graph.sizes) <= tile.rows:
         one = (tile.warps / 8) ** 0.5 * reached * burden(tile) * target.product_tflops(found.dtype) * 1e6 / target.sms
         alone = 2.0 * tile.rows * tile.keys * (depth + width) / one
         streamed = streamed_us(
-            graph, found, tile, slots, padded / tile.keys * share, alone, COPIED_SHARE * memory_rate(target)
+            graph, found, tile, places, padded / tile.keys * share, alone, COPIED_SHARE * memory_rate(target)
         )
         return cost_of(found, moved, target, LAUNCH_US / 2 + FIRST_US + streamed, room, registers, resident)
-    waves = -(-blocks // slots)
+    waves = -(-blocks // places)
     ends = waves * TILE_US * tile.rows / 16
     time = LAUNCH_US / 2 + ends + overlapped((memory_us(moved, target), products, softmax), OVERLAP_EXPONENT)
     return cost_of(found, moved, target, time, room, registers, resident)
+
+
+def drawing_slots(found: Recognized, target: Target) -> float:
+    """Instructions for the random numbers of each score: calls of Philox, one of four scores or of each."""
+    draws = [n for n in (*found.score_body, *found.weight_body) if n.op.name == "philox"]
+    by_fours = drawn_by_fours(found, target.chained[0].fragment) if draws else ()
+    return sum(n.op.issued / (4 if n in by_fours else 1) for n in draws)
 
 
 def tiles_of(found: Recognized, keys: int, tile: AttentionTile) -> int:

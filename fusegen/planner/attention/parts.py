@@ -22,7 +22,7 @@ from fusegen.language.types import DType
 from fusegen.planner.attention.masks import MOST_ROWS, Direction
 from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Access, Body, Load, Plan, Statement
-from fusegen.planner.parts import Transport
+from fusegen.planner.parts import Argument, Transport, Value
 from fusegen.targets.atoms import Atom
 
 SUMS_PADDING_FLOATS = 4  # floats behind a row of sums: what a warp writes at once then lies in different banks
@@ -94,6 +94,20 @@ class ElementBody(Body):
 
     given: str
     value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Random bits of scores, of which one call of Philox makes those of four neighbours: `value` of each, for `offset`
+    and `seed`."""
+
+    value: str
+    offset: Argument
+    seed: Argument
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return frozenset(a.name for a in (self.offset, self.seed) if isinstance(a, Value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +258,7 @@ class AttentionPlan(ScoresPlan):
 
     value: Matrix
     weight: ElementBody
+    draws: tuple[Draw, ...]  # for the weight, before it
     behind: Behind
 
     @property

@@ -13,7 +13,8 @@ the row's other elements; factors that are one value a row are moved behind it:
     (e * r) @ v  ->  (e @ v) * r
 
 Exact but for rounding: e, which is at most 1, is rounded to the factors' type in place of e * r. Where r is not finite,
-the row's maximum or its sum was not, and the whole row is NaN either way.
+the row's maximum or its sum was not, and the whole row is NaN either way; but that a condition may have put zeros in
+the place of all e * r, as dropout does: such a row with a NaN is 0 as written, and NaN here.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from fusegen.language.ordering import with_nodes
 from fusegen.language.products import Unsplittable, is_computed
 from fusegen.language.sharing import share_common
 from fusegen.language.trace import OPS
-from fusegen.language.types import DType, Size, f32, size_of
+from fusegen.language.types import DType, Size, f32, shape_text, size_of
+from fusegen.planner.matching import drawn
 from fusegen.planner.rewrites import hoist_scales
+from fusegen.targets.atoms import Fragment
 
 EXPONENTIALS = ("exp", "exp2")
 MOST_DEPTH = 256  # numbers of a key or a value, of which a warp has the sums of 16 rows
@@ -315,8 +318,20 @@ def stripped(node: Node, exps: Node, dtype: DType) -> tuple[Node, tuple[Scale, .
     if node.op.name == "where" and node.inputs[2].literal == 0:
         test, x, zero = node.inputs
         inner, scales = stripped(x, exps, dtype)
-        return (replace(node, inputs=(test, inner, zero)), scales) if inner is not x else (node, ())
+        for op, scale in scales:
+            if not makes_nan_of_row(scale):
+                inner = replace(x, op=OPS[op], inputs=(inner, scale))
+        moved = tuple(each for each in scales if makes_nan_of_row(each[1]))
+        return (replace(node, inputs=(test, inner, zero)), moved) if moved else (node, ())
     return node, ()
+
+
+def makes_nan_of_row(scale: Node) -> bool:
+    """Is it finite, or all of its row NaN? Then it may stand behind zeros that a condition put in its elements' place:
+    1 / (1 - p) of a run-time p may be infinite where all weights are dropped, and 0 times that is NaN."""
+    if scale.op.name == "literal":
+        return math.isfinite(float(scale.literal or 0.0))
+    return any(node.op.kind is Kind.REDUCE or node.op.kind is Kind.DEAL for node in behind([scale]))
 
 
 def need_linear(node: Node, softmax: Softmax) -> None:
@@ -403,6 +418,7 @@ def need_elements(found: Recognized) -> None:
     for node in bodies:
         if node.op.kind not in (Kind.MAP, Kind.INPUT, Kind.LEAF) or node in (found.scores, found.logits.op):
             raise Unsplittable(f"{node.operator} at {node.where}: the kernel of two products takes single elements")
+    need_drawn_for_scores(found, found.epilogue)
     first, behind_it = found.scores, set(found.epilogue)
     inside = {n for n in (*found.score_body, *found.weight_body, found.exps, first) if n.op.kind is not Kind.LEAF}
     for node in inside & behind_it:
@@ -415,6 +431,27 @@ def need_elements(found: Recognized) -> None:
         leading = graph.shape[1:-1] if found.parts and node is found.scores else graph.shape[:-1]
         if node.shape[:-1] != leading:
             raise Unsplittable(f"the product at {node.where} has not the chain's rows")
+
+
+def need_drawn_for_scores(found: Scored, others: Iterable[Node]) -> None:
+    """Raises Unsplittable for random numbers of anything but the scores; `others`: what is made of no tile of them."""
+    beside = set(others)
+    for node in drawn(found.lowered):
+        if node in beside or node.shape != found.scores.shape:
+            raise Unsplittable(
+                f"{node.operator} at {node.where} draws random numbers for {shape_text(node.shape)}; a kernel of tiles "
+                f"of scores draws them for these alone, {shape_text(found.scores.shape)}"
+            )
+
+
+def drawn_by_fours(found: Recognized, fragment: Fragment) -> tuple[Node, ...]:
+    """Random bits of the weights, where a lane or two hold whole fours of neighbours in a row: of four that begin at a
+    multiple of 4 one call of Philox makes all bits."""
+    if not fragment.lanes_of_four or size_of(found.keys, found.lowered.sizes) % 4:
+        return ()
+    own = ["element_low", "element_high"]
+    bits = [n for n in found.weight_body if n.op.name == "philox" and all(map(of_row, n.inputs[2:]))]
+    return tuple(n for n in bits if [a.op.name for a in n.inputs[:2]] == own)
 
 
 def rows_before(found: Recognized, nodes: Iterable[Node]) -> tuple[Node, ...]:

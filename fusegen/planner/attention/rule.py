@@ -31,18 +31,27 @@ from fusegen.planner.attention.parts import (
     AttentionPlan,
     AttentionTile,
     Behind,
+    Draw,
     ElementBody,
     Ends,
     Matrix,
     shared_bytes,
 )
-from fusegen.planner.attention.recognition import MOST_DEPTH, Recognized, is_attention, is_wide, of_row, recognized
+from fusegen.planner.attention.recognition import (
+    MOST_DEPTH,
+    Recognized,
+    drawn_by_fours,
+    is_attention,
+    is_wide,
+    of_row,
+    recognized,
+)
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, NotFor, need_countable
 from fusegen.planner.model import Access, Cost, Layout, Store
-from fusegen.planner.pieces import roundings, statements
+from fusegen.planner.pieces import argument, roundings, statements
 from fusegen.planner.ranges import fits
-from fusegen.targets.atoms import Atom
+from fusegen.targets.atoms import Atom, Fragment
 from fusegen.targets.base import Target
 
 # rows, keys, warps, stages: with copies past the registers, which fill one stage while another is multiplied
@@ -189,7 +198,8 @@ def plan_of(
         row_body=drawn.row_body,
         tested=drawn.score_body(frozenset()),
         free=drawn.score_body(mask.settled),
-        weight=drawn.weight_body(),
+        weight=drawn.weight_body(atom.fragment),
+        draws=drawn.draws(atom.fragment),
         base_2=found.exps.op.name == "exp2",
         ends=ends,
         behind=drawn.behind(vector, -(-tile.rows * width // vector // (tile.warps * target.warp))),
@@ -223,14 +233,22 @@ class Draft(ScoresDraft):
         super().__init__(found, mask, accesses, (*found.score_body, *found.weight_body))
         self.found = found
 
-    def weight_body(self) -> ElementBody:
+    def weight_body(self, fragment: Fragment) -> ElementBody:
         found = self.found
-        listed = [n for n in found.weight_body if not of_row(n)]
+        apart = drawn_by_fours(found, fragment)
+        asked = {found.weights, *(a for n in found.weight_body if n not in apart for a in n.inputs)}
+        listed = [n for n in found.weight_body if not of_row(n) and n in asked and n not in apart]
         return ElementBody(
             given=self.names[found.exps],
             value=self.names[found.weights],
             loads=self.loads(listed, rows=False),
             body=statements(self.graph, [n for n in listed if is_computed(n)]),
+        )
+
+    def draws(self, fragment: Fragment) -> tuple[Draw, ...]:
+        return tuple(
+            Draw(self.names[n], *(argument(a, self.graph) for a in n.inputs[2:]))
+            for n in drawn_by_fours(self.found, fragment)
         )
 
     # ---------------------------------------------------------------- behind

@@ -13,6 +13,7 @@ from fusegen.planner.attention.cost import (
     OVERLAP_EXPONENT,
     burden,
     cost_of,
+    drawing_slots,
     memory_rate,
     memory_us,
     share_needed,
@@ -47,16 +48,16 @@ def estimate(
     blocks = math.prod(others) * -(-max(1, rows) // tile.rows)
     each_tiles = tiles_of(found, keys, tile) * share  # of a block, on average
     scores = tile.rows * tile.keys * each_tiles
+    softmax = SOFTMAX_CYCLES[tile.warps // 4] + drawing_slots(found, target) / target.f32_lanes
     cycles = target.fp32_tflops * 1e6 / (2 * target.f32_lanes * target.sms)  # of an SM in a us
     rate = target.product_tflops(found.dtype) * 1e6 / target.sms  # of an SM
     reached = SHARE * burden(tile) / burden(AttentionTile(128, 128, 8, 2, False))
-    each = overlapped(
-        (2.0 * scores * (depth + width) / (rate * reached), scores * SOFTMAX_CYCLES[tile.warps // 4] / cycles), OVERLAP
-    )
+    each = overlapped((2.0 * scores * (depth + width) / (rate * reached), scores * softmax / cycles), OVERLAP)
     if tile.warps == 4:
         each /= ALONE
     if rows <= tile.rows:
-        streamed = streamed_us(graph, found, tile, target.sms, each_tiles, each / each_tiles, memory_rate(target))
+        alone = each / each_tiles if each_tiles else 0.0  # of a mask that leaves no key there is no tile
+        streamed = streamed_us(graph, found, tile, target.sms, each_tiles, alone, memory_rate(target))
         # an SM has one block at a time: 128k keys of 8 heads took 190 us by 64 blocks, 192 by 128, 197 by 256, and 203
         # by 512 (H100)
         ends = -(-blocks // target.sms) * TILE_US

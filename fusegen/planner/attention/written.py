@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from fusegen.language.graph import Graph, Kind, Node, Tensor, once_per_graph, plain
 from fusegen.language.products import Unsplittable, is_computed
 from fusegen.language.sharing import share_common
-from fusegen.planner.attention.recognition import Scored, Softmax, constants_folded, of_row, softmax_of
+from fusegen.planner.attention.recognition import (
+    Scored,
+    Softmax,
+    constants_folded,
+    need_drawn_for_scores,
+    of_row,
+    softmax_of,
+)
 from fusegen.planner.rewrites import hoist_scales
 
 
@@ -102,6 +109,7 @@ def need_elements(found: Written) -> None:
     for tensor in found.results:
         if tensor.node.shape != found.scores.shape:
             raise Unsplittable(f"{tensor.name} has not the shape of the scores, which written weights have")
+    need_drawn_for_scores(found, ())
     for node in (*found.score_body, *found.behind):
         if node is not found.scores and node.op.kind not in (Kind.MAP, Kind.INPUT, Kind.LEAF):
             raise Unsplittable(f"{node.operator} at {node.where}: written weights are made of single elements")
