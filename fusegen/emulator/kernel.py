@@ -49,8 +49,8 @@ KINDS = (
 TENSOR_MAP_MAGIC = 0x70616D2D726F736E  # tells a tensor map from other bytes
 MAX_THREADS = 1024  # of a block, on every GPU there is
 # what orders threads that don't meet: runtime/checker_clocks.cpp
-CLOCKED = ("mbarrier", "cp.async.bulk", "wgmma", "bar.sync", "bar.arrive", "bar.cta", "barrier.sync", "barrier.arrive",
-           "barrier.cta")  # fmt: skip
+CLOCKED = ("mbarrier", "cp.async.bulk", "wgmma", "tcgen05", "bar.sync", "bar.arrive", "bar.cta", "barrier.sync",
+           "barrier.arrive", "barrier.cta")  # fmt: skip
 MAX_CLUSTER = 16  # blocks; more than 8 only where the launch asks for it
 MAX_WORKERS = 16  # each maps a stack per thread, and Linux allows a process 65,530 mappings
 

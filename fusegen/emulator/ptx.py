@@ -10,10 +10,10 @@ instruction's order: a destination by reference, an immediate as a number, `_` a
 instructions are `.reg` declarations, braces, labels, `bra` and predicates in front (`@p`, `@!p`), so the usual loop
 around mbarrier.try_wait needs no form of its own. Anything else is refused with the line and the instruction.
 
-A wgmma.mma_async writes its outputs and reads its registers after the statement, so the former are passed as they
-stand, not copied back, and the latter with the places of their variables. Its columns
-(m64n128k16) and the axes of a tensor copy (tensor.2d) are an argument of one template, as in m64nNk16<128>, which is
-given the line first.
+A wgmma.mma_async or a tcgen05.ld writes its outputs and reads its registers after the statement, so the former are
+passed as they stand, not copied back, and the latter with the places of their variables. The columns of the former
+(m64n128k16), how often the latter repeats (16x256b.x8) and the axes of a tensor copy (tensor.2d) are an argument of one
+template, as in m64nNk16<128>, which is given the line first.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ _DECLARED = {
     **dict.fromkeys(("b64", "u64"), "simt::u64"), "s16": "short", "s32": "int", "s64": "simt::i64",
     "f32": "float", "f64": "double",
 }  # fmt: skip
-_SIZE = re.compile(r"(?<=_m64n)\d+(?=k)|(?<=_tensor_)\d+(?=d_)")  # in the name of an instruction of many sizes
-_LATER = "wgmma.mma_async"  # writes its outputs, and reads its registers, some time after the statement
+_SIZE = re.compile(
+    r"(?<=_m64n)\d+(?=k)|(?<=_tensor_)\d+(?=d_)|(?<=_16x256b_x)\d+(?=_b32)"
+)  # in the name of an instruction of many sizes
+_LATER = ("wgmma.mma_async", "tcgen05.ld")  # writes its outputs, and reads its registers, some time after the statement
 _MNEMONIC = r"[A-Za-z][\w.]*(?:::[\w.]+)*"
 _INSTRUCTION = re.compile(rf"(?:@(?P<guard>!?\w+)\s+)?(?P<mnemonic>{_MNEMONIC})(?:\s+(?P<operands>.+))?", re.DOTALL)
 _OPERANDS = re.compile(r"\[[^\]]*\]|\{[^}]*\}|[^,\s][^,]*")
@@ -103,7 +105,7 @@ class _Statement:
         if not self.text.strip():
             return 'asm volatile("" ::: "memory");'
         statements = [self._translate(part.strip()) for part in re.split(r"(?<=[{};])", self._without_vectors())]
-        later = _LATER in self.text
+        later = any(name in self.text for name in _LATER)
         references = range(len(self.outputs)) if later else range(0)
         before: list[str] = []
         for place, (constraint, expression) in enumerate(self.operands):

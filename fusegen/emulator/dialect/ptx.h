@@ -114,5 +114,6 @@ SIMT_INLINE void ptx_setp_ne_b32(bool& p, u32 a, u32 b) { p = a != b; }
 #include "ptx_barriers.h"
 #include "ptx_matrices.h"
 #include "ptx_narrow.h"
+#include "ptx_tcgen05.h"
 #include "ptx_tensor_copies.h"
 #include "ptx_wgmma.h"

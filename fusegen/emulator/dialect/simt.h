@@ -170,6 +170,17 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(u32 allowed);
 
+// --- tensor memory: allocated, loaded and given back by whole warps, written by the products of one thread
+enum class TensorKind : u32 { f16, tf32, f8f6f4, i8 };
+void tensor_alloc(u64 place, u32 columns, int line);  // the address goes to that place in the window
+void tensor_dealloc(u32 address, u32 columns, int line);
+void tensor_relinquish();
+void tensor_fence(bool after);  // tcgen05.fence::after_thread_sync, or ::before_thread_sync
+void tensor_mma(TensorKind kind, u32 to, u64 a, u64 b, u32 instruction, bool adds, int line);
+void tensor_commit(u64 mbarrier, int line);
+void tensor_load_registers(u32 count, u32 address, void** registers, int line);  // .16x256b: of 8 columns each
+void tensor_wait_loads(int line);
+
 // --- memory
 char* place_shared(SharedVariable& variable);  // where it lies in this block; gives it a place if it has none
 u64 shared_window(const void* address);        // the address in PTX's shared state space

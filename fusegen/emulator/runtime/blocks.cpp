@@ -95,6 +95,7 @@ void Worker::begin_block(Block& block, u64 linear) {
     fiber.stores.clear();
     fiber.mbarrier = nullptr;
     fiber.wgmma = WgmmaOrder{};
+    fiber.tensor = TensorOrder{};
     fiber.named_barrier = nullptr;
     fiber.wants_registers = false;
     fiber.at_cluster_barrier = false;
@@ -102,6 +103,7 @@ void Worker::begin_block(Block& block, u64 linear) {
     fiber.cluster_waits = 0;
   }
   Critical critical;
+  block.tensor_memory.reset();
   block.warpgroups.clear();
   for (u32 first = 0; first < block.fibers.size(); first += warpgroup_threads) {
     block.warpgroups.emplace_back().first_thread = first;

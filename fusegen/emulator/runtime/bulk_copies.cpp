@@ -79,10 +79,15 @@ static void land(const BulkLoad& load) {
 
 bool land_load() {
   Worker& w = *worker;
-  if (w.loads.empty()) {
+  const u64 commits = tensor_commits(), waiting = w.loads.size() + commits;
+  if (waiting == 0) {
     return false;
   }
-  u64 chosen = next_random() % w.loads.size();
+  u64 chosen = next_random() % waiting;
+  if (chosen >= w.loads.size()) {
+    land_commit(static_cast<u32>(chosen - w.loads.size()));
+    return true;
+  }
   BulkLoad load = w.loads[chosen];
   w.loads[chosen] = w.loads.back();
   w.loads.pop_back();

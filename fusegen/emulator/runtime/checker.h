@@ -61,6 +61,7 @@ enum class Memory : u8 { shared, global, image };
 struct Reading {
   u32 count;
   u32 site;
+  const char* instruction;
 };
 
 // Buffers that overlap share a region, so that an access through one is seen through the other.
@@ -139,6 +140,13 @@ struct Takeover {
 
 enum class Access : u8 { read, write, atomic };
 
+// Of a column of tensor memory.
+struct TensorStamps {
+  Stamp write;
+  bool under_way = false;
+  std::vector<Stamp> reads[tensor_quarters];
+};
+
 struct Checker {
   std::vector<Region> regions;
   u64 first_buffer = 0;  // of the regions; they are in order of their addresses
@@ -155,6 +163,7 @@ struct Checker {
   std::vector<Index3> block_indices;
   std::unordered_map<const void*, Publications> published;
   std::vector<Takeover> taken_over;  // by the running block
+  std::vector<TensorStamps> tensor;  // of the cluster's columns, block by block
   Report suspicion;                  // the first read in this phase of what nothing had written, if any
 };
 
@@ -196,6 +205,8 @@ void clocks_take_over(const Fiber& fiber, const Known& published);
 bool clocks_visible(const Takeover& takeover, const Fiber& fiber);
 u32 clocks_next_phase(const void* reader);  // and its author's clock moves on
 void clocks_acquire_reads(const Fiber& fiber, const void* reader, u32 phase);
+void clocks_tell(const void* mbarrier, const void* reader, u32 phase);  // whose arrival gives the reads up to there
+bool clocks_ordered(const Stamp& earlier, const Fiber& fiber);          // does the thread know of it?
 void clocks_remember_copied(Cell& cell, const Stamp& read);
 void clocks_require_written(Region& region, Cell& cell, const char* place, const Fiber& fiber, const void* site);
 void clocks_require_fenced(const Region& region, const Cell& cell, const char* place, const void* site);

@@ -154,6 +154,7 @@ void clocks_begin_cluster(Checker& checker, u32 threads) {
   all.fenced.clear();
   all.fenced_mbarriers.clear();
   all.latest_fenced = nullptr;
+  checker.tensor.clear();
   for (Join& made : all.joins) {
     made = {};
   }
@@ -265,6 +266,8 @@ static bool ordered(const Stamp& earlier, const Fiber& fiber) {
   u32 author = author_of(fiber);
   return earlier.who == author || earlier.phase < known_of(clocks().threads[author].known, earlier.who);
 }
+
+bool clocks_ordered(const Stamp& earlier, const Fiber& fiber) { return ordered(earlier, fiber); }
 
 // A cell remembers one reader in place; more of them, not ordered with each other, in a set that `foreign_read` names.
 // Atomic updates that the latest one is not ordered with are in that set as well, and the plain write before them all.
@@ -426,6 +429,12 @@ void clocks_acquire_reads(const Fiber& fiber, const void* reader, u32 phase) {
   }
   Known& known = clocks().threads[author_of(fiber)].known;
   known = joined(known, meeting.taken);
+}
+
+void clocks_tell(const void* mbarrier, const void* reader, u32 phase) {
+  Critical critical;
+  const u32 author = meeting_at(reader).author;
+  learn(meeting_at(mbarrier).given, author, phase + 1);
 }
 
 void clocks_remember_copied(Cell& cell, const Stamp& read) {

@@ -1,4 +1,4 @@
-// The checking build's rules for instructions that read shared memory after they were issued (wgmma).
+// The checking build's rules for instructions that read shared memory after they were issued (wgmma, tcgen05.mma).
 //
 // At issue what they read must be written, and known to be, with a fence between the proxies. From then until a thread
 // has waited nobody may write there. Afterwards the reads are those of an author of their own, whom the threads know
@@ -33,7 +33,7 @@ static void for_each_cell(Region& region, const char* place, Visit visit) {
   }
 }
 
-void checker_begin_read(const char* place, const void* site) {
+void checker_begin_read(const char* place, const char* instruction, const void* site) {
   Region& region = shared_region(place, site);
   for_each_cell(region, place, [&](Cell& cell, const char* at) {
     clocks_require_written(region, cell, at, *current_fiber(), site);
@@ -42,11 +42,12 @@ void checker_begin_read(const char* place, const void* site) {
   Reading& reading = reading_of(region, place);
   ++reading.count;
   reading.site = offset_of_site(site);
+  reading.instruction = instruction;
 }
 
-void checker_end_read(const char* place, const void* reader, const void* site, u32 phase) {
+void checker_end_read(const char* place, const void* reader, const void* site, u32 phase, u32 times) {
   Region& region = shared_region(place, site);
-  reading_of(region, place).count -= 4;  // warps
+  reading_of(region, place).count -= times;
   const Stamp stamp{phase, clocks_copier(reader), offset_of_site(site)};
   for_each_cell(region, place, [&](Cell& cell, const char*) { clocks_remember_copied(cell, stamp); });
 }
@@ -62,6 +63,12 @@ void require_fenced(const char* place, u64 bytes, const void* site) {
 
 u32 checker_next_phase(const void* reader) { return clocks_next_phase(reader); }
 
+void checker_tell(const void* mbarrier, const void* reader, u32 phase) {
+  if (worker->checker->clocks) {
+    clocks_tell(mbarrier, reader, phase);
+  }
+}
+
 void checker_acquire_reads(const Fiber& fiber, const void* reader, u32 phase) {
   clocks_acquire_reads(fiber, reader, phase);
 }
@@ -76,8 +83,8 @@ void require_no_reading(const Region& region, const char* place, u64 bytes, Acce
     if (region.reading[i].count) {
       const Member& member = member_at(region, place);
       fail_at(Fault::race, site, region.reading[i].site,
-              "%s of byte %lld of %s while a wgmma.mma_async that nobody has waited for may still be reading it",
-              verb(access), static_cast<long long>(place - member.low), member.name);
+              "%s of byte %lld of %s while a %s that nobody has waited for may still be reading it", verb(access),
+              static_cast<long long>(place - member.low), member.name, region.reading[i].instruction);
     }
   }
 }

@@ -127,6 +127,18 @@ void complete_bytes(u64* mbarrier, u32 bytes, const void* site) {
   change(mbarrier, state);
 }
 
+void arrive_once(u64* mbarrier, const void* site) {
+  if (*mbarrier >> 63) {
+    fail_at(Fault::mbarrier, site, 0, "the mbarrier of this commit is gone before the commit is complete");
+  }
+  MbarrierState state = unpacked(*mbarrier);
+  if (state.missing == 0) {
+    fail_at(Fault::mbarrier, site, 0, "an arrival at an mbarrier whose phase lacks 0 of %u", state.arrivals);
+  }
+  --state.missing;
+  change(mbarrier, state);
+}
+
 // --- waiting
 
 static bool has_completed(const u64* mbarrier, u32 parity) { return unpacked(*mbarrier).phase != parity; }

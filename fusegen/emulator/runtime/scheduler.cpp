@@ -213,6 +213,7 @@ void thread_finished() {
   land_copies(*fiber);
   end_stores(*fiber);
   end_wgmma(*fiber);
+  end_tensor_work(*fiber);
   worker->idle_polls = 0;
   warp.live &= ~bit(fiber->lane);
   --block.live;
@@ -226,6 +227,7 @@ void thread_finished() {
   }
   if (block.live == 0) {
     end_registers(block);
+    end_tensor_memory(block);
     checker_end_block(block);
   } else if (block.arrived == block.live) {
     complete_barrier(block);

@@ -10,7 +10,7 @@
 // canonical layouts there, and the matrix descriptor of 9.7.15.5.1.2.2. A swizzle exchanges bits 4 to 6 of an address
 // in shared memory with their exclusive or with bits 7 to 9 (two bits of each for 64 bytes, one for 32), which is what
 // a tensor copy does too. The numbers are those of matrices.cpp.
-#include "matrices.h"
+#include "shared_matrices.h"
 
 namespace simt {
 
@@ -25,23 +25,13 @@ struct WgmmaIssue {
 
 // --- matrices in shared memory
 
-static u64 field(u64 descriptor, u32 low, u32 bits) { return descriptor >> low & ((u64{1} << bits) - 1); }
-
-struct MatrixLayout {
-  u64 start;
-  u64 leading;  // byte offsets
-  u64 stride;
-  u32 span;     // bytes that a swizzle permutes, 16 without one
-  u32 permute;  // which of the bits 7 to 9 count
-};
-
 static MatrixLayout layout_of(u64 descriptor, const void* site) {
   constexpr u64 unused = 3ull << 14 | 3ull << 30 | 7ull << 46 | 0x3ffull << 52;
   if (descriptor & unused) {
     fail_at(Fault::tensor, site, 0, "%#llx is no matrix descriptor of wgmma: bits are set that must be zero",
             descriptor);
   }
-  if (field(descriptor, 49, 3)) {
+  if (bits_of(descriptor, 49, 3)) {
     fail_at(Fault::tensor, site, 0,
             "the matrix descriptor %#llx has a base offset, which the emulator does not model: align the tile to the "
             "repetition of its swizzle",
@@ -49,39 +39,9 @@ static MatrixLayout layout_of(u64 descriptor, const void* site) {
   }
   constexpr u32 spans[] = {16, 128, 64, 32};  // no swizzle, 128, 64 and 32 bytes
   constexpr u32 masks[] = {0, 7, 3, 1};
-  const u64 swizzle = field(descriptor, 62, 2);
-  return {field(descriptor, 0, 14) << 4, field(descriptor, 16, 14) << 4, field(descriptor, 32, 14) << 4, spans[swizzle],
+  const u64 swizzle = bits_of(descriptor, 62, 2);
+  return {bits_of(descriptor, 0, 14) << 4, bits_of(descriptor, 16, 14) << 4, bits_of(descriptor, 32, 14) << 4, spans[swizzle],
           masks[swizzle]};
-}
-
-template <class Visit>
-static void for_each_chunk(const SharedMatrix& matrix, u32 elements, const void* site, Visit visit) {
-  const MatrixLayout layout = layout_of(matrix.descriptor, site);
-  const u64 rank = block_of(*current_fiber()).rank;
-  auto visit_at = [&](u64 offset, u32 row, u32 depth) {
-    u64 address = layout.start + offset;
-    address ^= (address >> 7 & layout.permute) << 4;
-    const u64 in_window = (rank + 1) << window_rank_shift | (address & 0x3ffff);
-    visit(from_shared_window(in_window, site), row, depth);
-  };
-  const u32 chunks = layout.span / 16;
-  if (matrix.transposed) {
-    for (u32 depth = 0; depth < 16; ++depth) {
-      for (u32 chunk = 0; chunk < matrix.rows / 8; ++chunk) {
-        const u64 along =
-            layout.permute ? chunk % chunks * 16 + chunk / chunks * layout.leading : chunk * layout.stride;
-        const u64 down = depth % 8 * layout.span + depth / 8 * (layout.permute ? layout.stride : layout.leading);
-        visit_at(along + down, chunk * 8, depth);
-      }
-    }
-    return;
-  }
-  for (u32 row = 0; row < matrix.rows; ++row) {
-    for (u32 chunk = 0; chunk < 2; ++chunk) {
-      const u64 along = chunk * (layout.permute ? 16 : layout.leading);
-      visit_at(along + row % 8 * layout.span + row / 8 * layout.stride, row, chunk * elements);
-    }
-  }
 }
 
 template <class Visit>
@@ -94,30 +54,7 @@ static void for_each_matrix(const Wgmma& operation, Visit visit) {
 
 // As floats, by rows for A and by depths for B.
 static void read_matrix(const Wgmma& operation, const SharedMatrix& matrix, float* to, u32 per_row, u32 per_depth) {
-  for_each_chunk(matrix, operation.chunk(), operation.site, [&](const char* place, u32 row, u32 depth) {
-    if (operation.number == Number::tf32) {
-      u32 values[4];
-      std::memcpy(values, place, sizeof values);
-      for (u32 i = 0; i < 4; ++i) {
-        to[row * per_row + (depth + i) * per_depth] = tf32_value(values[i]);
-      }
-      return;
-    }
-    if (of_8_bits(matrix.number)) {
-      for (u32 i = 0; i < 16; ++i) {
-        const auto bits = static_cast<unsigned char>(place[i]);
-        to[row * per_row + (depth + i) * per_depth] = narrow_value(matrix.number, bits);
-      }
-      return;
-    }
-    u16 values[8];
-    std::memcpy(values, place, sizeof values);
-    for (u32 i = 0; i < 8; ++i) {
-      const u32 at =
-          matrix.transposed ? (row + i) * per_row + depth * per_depth : row * per_row + (depth + i) * per_depth;
-      to[at] = value_of(operation.number, values[i]);
-    }
-  });
+  read_shared_matrix(matrix, operation.site, to, per_row, per_depth);
 }
 
 static u32 fragment_bits(const WgmmaOperand& fragment) {
@@ -252,10 +189,11 @@ static Wgmma operation_of(const Warpgroup& group) {
   if (operation.a_in_registers) {
     rest += 4;
   } else {
-    operation.a = {rest->bits, 64, first.number, told && rest[5].bits != 0};
+    operation.a = {layout_of(rest->bits, first.site), 64, first.number, told && rest[5].bits != 0};
     ++rest;
   }
-  operation.b = {rest[0].bits, first.n, first.other, told && rest[operation.a_in_registers ? 4 : 5].bits != 0};
+  operation.b = {layout_of(rest[0].bits, first.site), first.n, first.other,
+                 told && rest[operation.a_in_registers ? 4 : 5].bits != 0};
   operation.adds = rest[1].bits != 0;
   const bool scaled = !is_whole(first.number);
   for (u32 i = 2; scaled && i < 4; ++i) {
@@ -305,10 +243,10 @@ static bool continues_another(const Warpgroup& group, const Wgmma& operation) {
 
 static void begin_reads(const Warpgroup& group, const Wgmma& operation) {
   for_each_matrix(operation, [&](const SharedMatrix& matrix) {
-    for_each_chunk(matrix, operation.chunk(), operation.site, [&](const char* place, u32, u32) {
+    for_each_chunk(matrix, operation.site, [&](const char* place, u32, u32) {
       for (u32 warp = 0; warp < 4; ++warp) {  // a warp as a whole: one of its lanes stands for it
         ActingAs lane(block_of(*current_fiber()).fibers[group.first_thread + warp * 32]);
-        checker_begin_read(place, operation.site);
+        checker_begin_read(place, "wgmma.mma_async", operation.site);
       }
     });
   });
@@ -401,8 +339,8 @@ static void finish(Warpgroup& group, Wgmma& operation) {
     land(operation);
   }
   for_each_matrix(operation, [&](const SharedMatrix& matrix) {
-    for_each_chunk(matrix, operation.chunk(), operation.site, [&](const char* place, u32, u32) {
-      checker_end_read(place, &group, operation.site, operation.phase);
+    for_each_chunk(matrix, operation.site, [&](const char* place, u32, u32) {
+      checker_end_read(place, &group, operation.site, operation.phase, 4);  // warps
     });
   });
   operation.finished = true;

@@ -37,12 +37,23 @@ struct WgmmaOrder {
   Span under_way{};  // from the first register of an instruction that it has not waited for to the last
 };
 
-// 64 x 16 of A, or 16 x n of B, in shared memory; of tf32 8 deep, of 8 bits 32.
+// A factor in shared memory, by rows of A or columns of B: how its lines lie, by the fields of a descriptor.
+struct MatrixLayout {
+  u64 start;
+  u64 leading;  // byte offsets
+  u64 stride;
+  u32 span;     // bytes that a swizzle permutes, 16 without one
+  u32 permute;  // which of the bits 7 to 9 count
+};
+
+// What one instruction reads: 32 bytes deep, 16 numbers of 16 bits, 8 of tf32, 32 of 8 bits.
 struct SharedMatrix {
-  u64 descriptor;
-  u32 rows;         // of A, or columns of B
+  MatrixLayout layout;
+  u32 rows;  // of A, or columns of B
   Number number;
   bool transposed;  // rows, and not the depth, are contiguous
+
+  u32 chunk() const { return of_8_bits(number) ? 16 : number == Number::tf32 ? 4 : 8; }  // elements of 16 bytes
 };
 
 struct Wgmma {

@@ -15,6 +15,7 @@
 #include "../dialect/simt.h"
 #include "context.h"
 #include "copies.h"
+#include "tensor_memory.h"
 #include "wgmma.h"
 
 namespace simt {
@@ -35,6 +36,7 @@ struct Fiber : ThreadView {
   CopyQueue stores;  // bulk copies out of shared memory
   u64* mbarrier;     // it sleeps at this one, or null
   WgmmaOrder wgmma;
+  TensorOrder tensor;
   NamedBarrier* named_barrier;  // it sleeps at this one, or null
   bool wants_registers;
   bool at_cluster_barrier;
@@ -88,6 +90,7 @@ struct Block : BlockView {
   char* window = nullptr;    // where it begins, and its addresses in PTX's shared state space
 
   std::vector<Warpgroup> warpgroups;
+  std::unique_ptr<TensorMemory> tensor_memory;  // none until an instruction is for it
   NamedBarrier named[named_barriers];
   u32 free_registers = 0;  // that warps have given back, by the lane of a warp
 
@@ -228,6 +231,7 @@ void end_stores(Fiber& fiber);
 // mbarrier.cpp. The address must be one; it is checked as an access.
 u64* mbarrier_at(u64 address, bool initialised, const void* site);
 void complete_bytes(u64* mbarrier, u32 bytes, const void* site);
+void arrive_once(u64* mbarrier, const void* site);  // for work that no thread waits with
 [[noreturn]] void fail_waiting_at(const Fiber& fiber, const u64* mbarrier);
 
 // named_barriers.cpp
@@ -251,6 +255,12 @@ const char* name_of(WarpOperation operation);
 void end_wgmma(const Fiber& fiber);
 void touch_registers(Fiber& fiber, const char* place, u64 bytes, const char* verb, bool writes, const void* site);
 void tell_of_warpgroup(Block& block);  // if it waits for a thread that does not come
+
+// tensor_memory.cpp
+void end_tensor_work(const Fiber& fiber);
+void end_tensor_memory(Block& block);
+u32 tensor_commits();         // blocks with some that have not arrived
+void land_commit(u32 which);  // the first one of such a block
 
 // grids.cpp
 void require_waited(Launch& launch);  // at the end of a dependent launch
@@ -313,10 +323,15 @@ void checker_fence_proxy(const Fiber& fiber);
 void checker_made_mbarrier(const Fiber& fiber, const void* mbarrier, const void* site);
 void checker_fence_mbarriers(const Fiber& fiber);
 void checker_use_mbarrier(const void* mbarrier, const void* site);  // by a copy that it counts
-void checker_begin_read(const char* place, const void* site);  // of 16 bytes, which goes on until all have waited
-void checker_end_read(const char* place, const void* reader, const void* site, u32 phase);
+// A read of 16 bytes, which goes on until all have waited: `begin` for each of `times` readers, then one `end`.
+void checker_begin_read(const char* place, const char* instruction, const void* site);
+void checker_end_read(const char* place, const void* reader, const void* site, u32 phase, u32 times);
 u32 checker_next_phase(const void* reader);
 void checker_acquire_reads(const Fiber& fiber, const void* reader, u32 phase);  // and all before
+void checker_tell(const void* mbarrier, const void* reader, u32 phase);         // likewise, who waits there
+void checker_tensor_write(u32 column, const void* site, bool under_way);        // by the current thread
+void checker_tensor_landed(u32 column, const void* reader, u32 phase);
+void checker_tensor_read(u32 column, u32 quarter, bool first, const void* site);
 void checker_touch_mbarrier(const void* place, bool initialised, const void* site);
 void checker_meet_lanes(Warp& warp, u64 lanes);                // at a __syncwarp
 void checker_release(const Fiber& fiber, const void* object);  // gives what the thread knows to this barrier
@@ -343,10 +358,14 @@ inline void checker_fence_proxy(const Fiber&) {}
 inline void checker_made_mbarrier(const Fiber&, const void*, const void*) {}
 inline void checker_fence_mbarriers(const Fiber&) {}
 inline void checker_use_mbarrier(const void*, const void*) {}
-inline void checker_begin_read(const char*, const void*) {}
-inline void checker_end_read(const char*, const void*, const void*, u32) {}
+inline void checker_begin_read(const char*, const char*, const void*) {}
+inline void checker_end_read(const char*, const void*, const void*, u32, u32) {}
 inline u32 checker_next_phase(const void*) { return 0; }
 inline void checker_acquire_reads(const Fiber&, const void*, u32) {}
+inline void checker_tell(const void*, const void*, u32) {}
+inline void checker_tensor_write(u32, const void*, bool) {}
+inline void checker_tensor_landed(u32, const void*, u32) {}
+inline void checker_tensor_read(u32, u32, bool, const void*) {}
 inline void checker_touch_mbarrier(const void*, bool, const void*) {}
 inline void checker_meet_lanes(Warp&, u64) {}
 inline void checker_release(const Fiber&, const void*) {}
