@@ -249,7 +249,7 @@ BROKEN: list[tuple[str, list[tuple[str, str]], str, str, str]] = [
         [("commit(summed); // COMMIT", ";"), ("if (turn < 2) wait(summed, turn % 2);", "")],
         "deadlock",
         "lacks 1 of 1 arrivals",
-        "parity",
+        "again",
     ),
     (
         "sums are read before they are waited for",

@@ -442,7 +442,9 @@ def test_who_writes_must_have_heard_of_a_wait() -> None:
                                           "  __syncthreads();"),
     )  # fmt: skip
     for seed in (0, 1):
-        with pytest.raises(KernelFault, match=r"race: write of byte .*, which a matrix instruction has read") as caught:
+        with pytest.raises(
+            KernelFault, match=r"race: write of byte .*, which a wgmma\.mma_async or tcgen05\.mma has read"
+        ) as caught:
             PLAIN.run(source, check=True, seed=seed)
         assert "BUG" in str(caught.value.source_line)
 

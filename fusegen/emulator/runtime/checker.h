@@ -116,6 +116,7 @@ struct Clocks {
   Clock fenced;                      // below these phases some fence.proxy.async has come behind an author's writes
   Clock fenced_mbarriers;            // and it or fence.mbarrier_init behind what mbarriers an author has made
   std::unordered_map<const void*, Meeting> meetings;
+  std::unordered_map<const void*, std::deque<Known>> commits;  // that have not arrived: what their threads knew
   std::vector<std::vector<Stamp>> readers;  // of cells, where there are several
   std::vector<u32> free_readers;
   Known latest_fenced;  // what `fenced` has been joined with last
@@ -143,7 +144,7 @@ enum class Access : u8 { read, write, atomic };
 // Of a column of tensor memory.
 struct TensorStamps {
   Stamp write;
-  bool under_way = false;
+  u32 writer = 0;  // the thread, as an author
   std::vector<Stamp> reads[tensor_quarters];
 };
 
@@ -205,7 +206,6 @@ void clocks_take_over(const Fiber& fiber, const Known& published);
 bool clocks_visible(const Takeover& takeover, const Fiber& fiber);
 u32 clocks_next_phase(const void* reader);  // and its author's clock moves on
 void clocks_acquire_reads(const Fiber& fiber, const void* reader, u32 phase);
-void clocks_tell(const void* mbarrier, const void* reader, u32 phase);  // whose arrival gives the reads up to there
 bool clocks_ordered(const Stamp& earlier, const Fiber& fiber);          // does the thread know of it?
 void clocks_remember_copied(Cell& cell, const Stamp& read);
 void clocks_require_written(Region& region, Cell& cell, const char* place, const Fiber& fiber, const void* site);

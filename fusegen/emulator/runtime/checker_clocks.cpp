@@ -151,6 +151,7 @@ void clocks_begin_cluster(Checker& checker, u32 threads) {
   Clocks& all = *checker.clocks;
   all.threads.assign(threads, ThreadOrder{checker.phase, nullptr});
   all.meetings.clear();
+  all.commits.clear();
   all.fenced.clear();
   all.fenced_mbarriers.clear();
   all.latest_fenced = nullptr;
@@ -431,10 +432,28 @@ void clocks_acquire_reads(const Fiber& fiber, const void* reader, u32 phase) {
   known = joined(known, meeting.taken);
 }
 
-void clocks_tell(const void* mbarrier, const void* reader, u32 phase) {
+// A commit gives what its thread knew when it was issued, and the work that it waits for; not the thread's own writes.
+void checker_commit(const Fiber& fiber, const void* reader) {
+  if (!worker->checker->clocks) {
+    return;
+  }
   Critical critical;
+  clocks().commits[reader].push_back(clocks().threads[author_of(fiber)].known);
+}
+
+void checker_tell(const void* mbarrier, const void* reader, u32 phase) {
+  if (!worker->checker->clocks) {
+    return;
+  }
+  Critical critical;
+  std::deque<Known>& commits = clocks().commits[reader];
   const u32 author = meeting_at(reader).author;
-  learn(meeting_at(mbarrier).given, author, phase + 1);
+  Meeting& meeting = meeting_at(mbarrier);
+  if (commits.front()) {
+    join(meeting.given, *commits.front());
+  }
+  commits.pop_front();
+  learn(meeting.given, author, phase + 1);
 }
 
 void clocks_remember_copied(Cell& cell, const Stamp& read) {

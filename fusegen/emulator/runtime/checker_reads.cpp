@@ -63,12 +63,6 @@ void require_fenced(const char* place, u64 bytes, const void* site) {
 
 u32 checker_next_phase(const void* reader) { return clocks_next_phase(reader); }
 
-void checker_tell(const void* mbarrier, const void* reader, u32 phase) {
-  if (worker->checker->clocks) {
-    clocks_tell(mbarrier, reader, phase);
-  }
-}
-
 void checker_acquire_reads(const Fiber& fiber, const void* reader, u32 phase) {
   clocks_acquire_reads(fiber, reader, phase);
 }

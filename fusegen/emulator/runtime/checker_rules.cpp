@@ -54,8 +54,8 @@ static u32 block_number(const Checker& checker, u32 phase) {
   bool is_copy = stamp_is_copy(earlier);
   if (is_copy && earlier_kind == Access::read) {
     fail_at(Fault::race, site, other_site,
-            "%s of byte %lld of %s, which a matrix instruction has read: this thread has neither waited for it nor heard "
-            "of one that has",
+            "%s of byte %lld of %s, which a wgmma.mma_async or tcgen05.mma has read: this thread has neither waited for "
+            "it nor heard of one that has",
             verb(access), byte, member.name);
   }
   if (is_copy && !earlier.has(flag_copying)) {

@@ -18,14 +18,15 @@ static TensorStamps& stamps_of(u32 column) {
 
 static bool of_this_cluster(const Stamp& stamp) { return stamp.phase >= worker->checker->first_phase && stamp.phase; }
 
-void checker_tensor_write(u32 column, const void* site, bool under_way) {
+void checker_tensor_write(u32 column, const void* site) {
   if (!worker->checker->clocks) {
     return;
   }
   const Fiber& fiber = *current_fiber();
   TensorStamps& found = stamps_of(column);
   const Stamp now = clocks_stamp(fiber, offset_of_site(site));
-  if (of_this_cluster(found.write) && found.write.who != now.who && !clocks_ordered(found.write, fiber)) {
+  const bool own = found.writer == now.who;  // one thread's products come in order
+  if (of_this_cluster(found.write) && !own && !clocks_ordered(found.write, fiber)) {
     fail_at(Fault::race, site, found.write.site & site_mask,
             "column %u of tensor memory is written anew, and this thread has not waited for the tcgen05.mma before", column);
   }
@@ -41,7 +42,7 @@ void checker_tensor_write(u32 column, const void* site, bool under_way) {
     reads.clear();
   }
   found.write = now;
-  found.under_way = under_way;
+  found.writer = now.who;
 }
 
 void checker_tensor_landed(u32 column, const void* reader, u32 phase) {
@@ -50,7 +51,6 @@ void checker_tensor_landed(u32 column, const void* reader, u32 phase) {
   }
   TensorStamps& found = stamps_of(column);
   found.write = {phase, clocks_copier(reader), found.write.site};
-  found.under_way = false;
 }
 
 void checker_tensor_read(u32 column, u32 quarter, bool first, const void* site) {

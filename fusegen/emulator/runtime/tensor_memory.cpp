@@ -120,19 +120,17 @@ static void deallocate_lanes(void** slots, u64 lanes) {
     fail_at(Fault::tensor, given.site, 0, "tcgen05.dealloc of %u columns at %#x, which tcgen05.alloc has not given",
             given.columns, first);
   }
-  const Fiber& fiber = *current_fiber();
   for (u32 column = first; column < first + given.columns; ++column) {
     const TensorColumn& found = memory.columns[column];
     if (found.under_way) {
       fail_at(Fault::race, given.site, 0,
               "tcgen05.dealloc of column %u, which a tcgen05.mma that nobody has waited for may still be writing", column);
     }
-    checker_tensor_write(column, given.site, false);
+    checker_tensor_write(column, given.site);
   }
   for (u32 column = first; column < first + given.columns; column += tensor_unit) {
     memory.owner[column / tensor_unit] = 0;
   }
-  static_cast<void>(fiber);
 }
 
 void tensor_dealloc(u32 address, u32 columns, int line) {
@@ -328,7 +326,7 @@ void tensor_mma(TensorKind kind, u32 to, u64 a, u64 b, u32 instruction, bool add
               column);
     }
     require_fences(memory, fiber, column, true, "tcgen05.mma writes", site);
-    checker_tensor_write(column, site, true);
+    checker_tensor_write(column, site);
     found.product = number;
     found.under_way = true;
     found.writer = fiber.linear;
@@ -398,6 +396,7 @@ void tensor_commit(u64 mbarrier, int line) {
   }
   const TensorCommit commit{memory.issued, fiber.linear, mbarrier_at(mbarrier, true, site), site};
   memory.committed = memory.issued;
+  checker_commit(fiber, &memory);
   {
     Critical critical;
     memory.commits.push_back(commit);

@@ -328,8 +328,9 @@ void checker_begin_read(const char* place, const char* instruction, const void* 
 void checker_end_read(const char* place, const void* reader, const void* site, u32 phase, u32 times);
 u32 checker_next_phase(const void* reader);
 void checker_acquire_reads(const Fiber& fiber, const void* reader, u32 phase);  // and all before
-void checker_tell(const void* mbarrier, const void* reader, u32 phase);         // likewise, who waits there
-void checker_tensor_write(u32 column, const void* site, bool under_way);        // by the current thread
+void checker_commit(const Fiber& fiber, const void* reader);             // an arrival that comes behind its work so far,
+void checker_tell(const void* mbarrier, const void* reader, u32 phase);  // which it tells who waits there of
+void checker_tensor_write(u32 column, const void* site);  // by the current thread
 void checker_tensor_landed(u32 column, const void* reader, u32 phase);
 void checker_tensor_read(u32 column, u32 quarter, bool first, const void* site);
 void checker_touch_mbarrier(const void* place, bool initialised, const void* site);
@@ -362,8 +363,9 @@ inline void checker_begin_read(const char*, const char*, const void*) {}
 inline void checker_end_read(const char*, const void*, const void*, u32, u32) {}
 inline u32 checker_next_phase(const void*) { return 0; }
 inline void checker_acquire_reads(const Fiber&, const void*, u32) {}
+inline void checker_commit(const Fiber&, const void*) {}
 inline void checker_tell(const void*, const void*, u32) {}
-inline void checker_tensor_write(u32, const void*, bool) {}
+inline void checker_tensor_write(u32, const void*) {}
 inline void checker_tensor_landed(u32, const void*, u32) {}
 inline void checker_tensor_read(u32, u32, bool, const void*) {}
 inline void checker_touch_mbarrier(const void*, bool, const void*) {}
