@@ -89,6 +89,7 @@ def speller(plan: Plan) -> Spelling:
     from fusegen.planner.attention.wgmma import WgmmaAttentionPlan
     from fusegen.planner.attention.wide import WideAttentionPlan
     from fusegen.planner.products.gemm import GemmPlan
+    from fusegen.planner.products.tcgen05 import Tcgen05Plan
     from fusegen.planner.products.wgmma import WgmmaPlan
 
     if isinstance(plan, WgmmaAttentionPlan):
@@ -111,6 +112,10 @@ def speller(plan: Plan) -> Spelling:
         from fusegen.emitting.attention.weights import WeightsSpeller
 
         return WeightsSpeller(plan)
+    if isinstance(plan, Tcgen05Plan):
+        from fusegen.emitting.products.tcgen05 import Tcgen05Speller
+
+        return Tcgen05Speller(plan)
     if isinstance(plan, WgmmaPlan):
         from fusegen.emitting.products.wgmma import WgmmaSpeller
 

@@ -2,9 +2,9 @@
 
     H200.atoms_of("warpgroup", f16)    # wgmma.m64nNk16: factors from shared memory, sums in registers
 
-A new unit is one more Atom in its target's file. One of tcgen05 would be issued by a single thread, take its left
-factor from shared or from tensor memory, and leave its sums in tensor memory; a Fragment says where they lie once a
-warp has loaded them.
+A new unit is one more Atom in its target's file. One of tcgen05 is issued by a single thread, takes its left factor
+from shared or from tensor memory, and leaves its sums in tensor memory; a Fragment says where they lie once a warp has
+loaded them.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ class Atom:
 
     @property
     def along_k(self) -> bool:
-        """Must factors in shared memory lie along K? Instructions turn elements of 16 bits alone: PTX ISA,
-        "wgmma.mma_async", imm-trans."""
+        """Must factors in shared memory lie along K? wgmma turns elements of 16 bits alone (PTX ISA, "wgmma.mma_async",
+        imm-trans); tcgen05 turns f32 in another swizzle, which no kernel here has."""
         return self.factors.bytes != 2
 
     @property

@@ -113,6 +113,11 @@ class Target:
         """Has it matrix instructions of whole warpgroups, and the tensor copies that feed them?"""
         return any(atom.kind == "wgmma" for atom in self.atoms)
 
+    @property
+    def tcgen05(self) -> bool:
+        """Has it matrix instructions that leave sums in tensor memory?"""
+        return any(atom.kind == "tcgen05" for atom in self.atoms)
+
     def product_tflops(self, factors: DType) -> float:
         """By the data sheet, of dense products of such factors."""
         if factors.narrow:

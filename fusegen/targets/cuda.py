@@ -194,6 +194,31 @@ def warpgroup_mma(factors: DType, word: str, k: int) -> Atom:
     )
 
 
+def tensor_memory_mma(factors: DType, word: str, k: int) -> Atom:
+    """PTX ISA, "tcgen05.mma": one thread issues it, and row i of the sums is lane i of tensor memory ("Layout D"). Each
+    of four warps reaches 32 lanes, and loads 16 of them at a time as wgmma leaves sums ("Matrix fragments for shape
+    .16x256b"; CUTLASS, cute/atom/copy_traits_sm100.hpp, SM100_TMEM_LOAD_16dp256b1x). `word`: the instruction's kind."""
+    rows = (Term("i", div=2, mod=2, times=8), Term("lane", div=4))
+    cols = (Term("i", div=4, times=8), Term("lane", mod=4, times=2), Term("i", mod=2))
+    return Atom(
+        kind="tcgen05",
+        instruction=f"tcgen05.mma.m128nNk{k}",
+        factors=factors,
+        word=word,
+        rows=128,
+        cols=256,
+        col_step=16,
+        k=k,
+        issuer="thread",
+        left=("shared memory", "tensor memory"),
+        right=("shared memory",),
+        sums="tensor memory",
+        fragment=Fragment(rows, cols, lanes=32),
+        warps=4,
+        sum_type=f32 if factors.kind == "float" else i32,
+    )
+
+
 def narrow(made: Atom, other: DType, word: str) -> Atom:
     """The atom for factors of 8 bits, of which the right one may be another type. wgmma's columns of whole numbers are
     multiples of 16."""
@@ -210,6 +235,11 @@ FLOAT_MMA_SYNC = tuple(narrow(mma_sync(*left, k=32), *right) for left, right in 
 ADA_MMA_SYNC = (*MMA_SYNC, *WHOLE_MMA_SYNC, *FLOAT_MMA_SYNC)
 NARROW_WGMMA = tuple(narrow(warpgroup_mma(*left, k=32), *right) for left, right in (*FLOAT_PAIRS, *WHOLE_PAIRS))
 WGMMA = (*(warpgroup_mma(*each) for each in FACTORS), *NARROW_WGMMA)  # of sm_90a alone
+# of sm_100a alone. NVIDIA does not say how many bits it keeps of sums of 8-bit floats: those are mma.sync's
+TCGEN05 = (
+    *(tensor_memory_mma(*each) for each in ((f16, "f16", 16), (bf16, "f16", 16), (f32, "tf32", 8))),
+    *(tensor_memory_mma(kind, "i8", 32) for kind, _ in WHOLES),
+)
 CHAINED = (mma_by_row(f16, "f16"), mma_by_row(bf16, "bf16"))
 
 SPELLING = Spelling(
@@ -425,7 +455,7 @@ B200 = replace(
     H100,
     model="b200",
     arch="sm_100a",
-    atoms=ADA_MMA_SYNC,  # and tcgen05, which no rule plans for yet
+    atoms=(*TCGEN05, *ADA_MMA_SYNC),
     sms=148,  # as devices report; the data sheet does not say
     l2_bytes=126 * 1024**2,  # Blackwell tuning guide
     dram_gbs=8000.0,  # HGX B200 data sheet, one GPU
@@ -443,7 +473,7 @@ ARCHES: Mapping[str, Target] = {
     "sm_89": L40S,
     "sm_90": replace(H200, model="sm_90", arch="sm_90", atoms=ADA_MMA_SYNC),
     "sm_90a": H200,
-    "sm_100": replace(B200, model="sm_100", arch="sm_100"),
+    "sm_100": replace(B200, model="sm_100", arch="sm_100", atoms=ADA_MMA_SYNC),
     "sm_100a": B200,
 }
 """Architectures a target may be named by, each with the facts of its best-known model."""

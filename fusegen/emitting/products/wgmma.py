@@ -109,12 +109,16 @@ class WgmmaSpeller(StoreSpeller):
             for way in self.ways()
         ]
 
+    def tensor_memory(self) -> Mapping[str, Any] | None:
+        """How sums get from tensor memory to registers; None where they are in registers."""
+        return None
+
     # ---- blocks that share a tile
 
     @property
     def sums(self) -> str:
-        """Where whole sums are."""
-        return "added" if self.tile.split_k > 1 else "sums"
+        """Where whole sums of a part are."""
+        return "added[i]" if self.tile.split_k > 1 else "sums[i]"
 
     def split_k(self) -> Mapping[str, Any]:
         """How sums come to the block that finishes their columns: vectors of 4 of one thread, a warp's side by side."""
@@ -283,12 +287,12 @@ class WgmmaSpeller(StoreSpeller):
     def element_sums(self, output_group: OutputGroup, later: bool) -> list[str]:
         """What an element begins with: its sums, or `later` the value that is held in their place."""
         if output_group.held and later:
-            return [f"const float {output_group.held} = {self.sums}[i][sum_at + j];"]
+            return [f"const float {output_group.held} = {self.sums}[sum_at + j];"]
         lines = []
         for place, contraction in enumerate(output_group.contractions):
             offset = f" + {place * self.plan.finished // 2}" if place else ""
             kind = VALUE_TYPES[contraction.atom.sum_type]
-            text = f"{self.sums}[i][sum_at{offset} + j]"
+            text = f"{self.sums}[sum_at{offset} + j]"
             if self.plan.segments:  # of rows of no group 0, whatever was multiplied
                 text = f"at.{OF_GROUP} ? {text} : 0.0f"
             lines.append(f"const {kind} {contraction.value} = {text};")
@@ -312,7 +316,7 @@ class WgmmaSpeller(StoreSpeller):
             loads = tuple(load for load in output_group.loads if load.value in asked(step))
             lines += element_lines(replace(step, loads=loads, reductions=()), Element(read), self)
             hold = output_group.held and first
-            return [*lines, *([f"{self.sums}[i][sum_at + j] = {output_group.held};"] if hold else [])]
+            return [*lines, *([f"{self.sums}[sum_at + j] = {output_group.held};"] if hold else [])]
         loads = tuple(load for load in output_group.loads if load.value in asked(output_group))
         return [*lines, *element_lines(replace(output_group, loads=loads), Element(read, write), self)]
 
@@ -388,8 +392,9 @@ class WgmmaSpeller(StoreSpeller):
             "box": self.swizzled(),
             "batch": any(self.names_batch(output_group) for output_group in plan.output_groups),
             "promote": self.promoted(),
+            "tensor_memory": self.tensor_memory(),
             "atom_k": tile.atom.k,
-            "atom_rows": tile.atom.rows,
+            "atom_rows": tile.part_rows,
             "staging": f"({BUFFERS} * {self.size('box_bytes')})"
             if any(output_group["boxes"] for output_group in output_groups)
             else "",

@@ -228,7 +228,7 @@ class CopySpeller(ProductWords):
         if plan.chunks > 1:
             place = f"(chunk % 2 == 0 ? {place} : right_at + {name}_stage * right_bytes)"
         own = f"own * {tile.group_rows} + " if tile.schedule == "cooperative" else ""
-        part = f"i * {tile.atom.rows} + " if tile.parts > 1 else ""
+        part = f"i * {tile.part_rows} + " if tile.parts > 1 else ""
         self.functions.add("load")
         pair = f"{name}_box + r8 * (8 * {line}) + ((n8 ^ lane / {4 * lines}) << 4)"
         first = ["i == 0"] * (tile.parts > 1) + ["chunk % 2 == 0"] * (plan.chunks > 1)

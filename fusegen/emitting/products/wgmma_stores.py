@@ -34,7 +34,7 @@ class StoreSpeller(PromotedSpeller):
         for place, store in enumerate(output_group.boxes):
             access = store.access
             number = self.box_number(place, len(output_group.boxes))
-            coordinates = [f"{self.col0} + chunk * {self.plan.box_cols}", f"row0 + i * {self.tile.atom.rows}"]
+            coordinates = [f"{self.col0} + chunk * {self.plan.box_cols}", f"row0 + i * {self.tile.part_rows}"]
             if self.plan.moves_with_batch(access):
                 coordinates.append("at.batch")
             if store.transport == "tensor":
@@ -58,7 +58,7 @@ class StoreSpeller(PromotedSpeller):
         """How lanes store a box that lies at `place`, whose last rows may be none of the tile's."""
         across, box = self.plan.box_cols // 8, self.swizzled()
         self.functions.add("load")
-        row0 = f"row0 + i * {self.tile.atom.rows}"
+        row0 = f"row0 + i * {self.tile.part_rows}"
         piece = f"r * {box['bytes']} + (((piece % {across}) ^ {box['swizzled_by']}) << 4)"
         kind = self.ctype(access.dtype)
         at = f"reinterpret_cast<const {kind}*>(shared + ({place} - left) + {piece})"
@@ -72,7 +72,7 @@ class StoreSpeller(PromotedSpeller):
 
     def kept(self, box: Mapping[str, Any]) -> Mapping[str, Any]:
         """The same box at the place of the tile that it was kept of."""
-        return {**box, "at": box["at"].replace("at.", "kept_at.").replace(f" + i * {self.tile.atom.rows}", "")}
+        return {**box, "at": box["at"].replace("at.", "kept_at.").replace(f" + i * {self.tile.part_rows}", "")}
 
     def box_number(self, place: int, outputs: int) -> str:
         """Which buffer a box waits in, in bytes: they take turns, by the box's number among all of the warp's."""

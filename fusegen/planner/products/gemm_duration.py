@@ -214,7 +214,7 @@ def multiply_us(target: Target, work: ProductWork, blocks: int, resident: int) -
     """Tiles, wave after wave; the last wave has as many on an SM as it needs."""
     tile = work.tile
     own = pace_of(work)
-    instructions = MMA_SYNC_SHARE if target.wgmma else 1.0
+    instructions = MMA_SYNC_SHARE if target.wgmma or target.tcgen05 else 1.0  # the data sheet's rate is others'
     if target.wgmma and work.dtype in F8:
         instructions *= BY_HALVES_SHARE
     rate = own.share * instructions * target.product_tflops(work.dtype) * 1e6 / target.sms  # flop per us of one SM

@@ -90,6 +90,11 @@ class WgmmaTile(ProductTile):
         return self.group_rows // self.atom.rows
 
     @property
+    def part_rows(self) -> int:
+        """Rows of a warp from one part's to the next one's."""
+        return self.atom.rows
+
+    @property
     def sums(self) -> int:
         """f32 values that one thread holds of each part."""
         return self.accumulators(self.cols) // self.parts

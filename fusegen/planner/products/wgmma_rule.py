@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import ClassVar, Literal, Self, get_args
 
 from fusegen.language.block_products import BLOCK
 from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor
@@ -30,7 +30,7 @@ from fusegen.language.products import Split, group_vectors
 from fusegen.language.types import bf16, f16, f32, size_of, tf32
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, NotFor
-from fusegen.planner.model import Access, Layout, Load, Param, Store
+from fusegen.planner.model import Access, Cost, Layout, Load, Param, Store
 from fusegen.planner.parts import BOXED, Transport
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.factors import (
@@ -128,7 +128,7 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     if not target.atoms_of("warpgroup", first.left.dtype, first.right.dtype):
         raise NoMatch(no_unit(target, "wgmma", first.left.dtype, first.right.dtype))
     found = groups(hoisted, parts)
-    check(hoisted, parts, found)
+    check(hoisted, parts, found, "wgmma")
     drafts = {
         schedule: WgmmaDraft.of(graph, hoisted, parts, found, target, layout, schedule)
         for schedule in get_args(GroupSchedule)
@@ -142,29 +142,32 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     yield from plans
 
 
-def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
-    """Raises NoMatch for what the template has no place for."""
+def check(graph: Graph, parts: Split, found: tuple[Group, ...], unit: str) -> None:
+    """Raises NoMatch for what the template has no place for; `unit`: what multiplies."""
     need_plain_rights(parts, blocks=True)
     need_whole_groups(found, graph)
     if len(parts.lefts) > 1:
-        raise NoMatch("the products have different left factors; wgmma's tile has one")
+        raise NoMatch(f"the products have different left factors; {unit}'s tile has one")
     if parts.products[0].node.inner_ends is not None:
-        raise NoMatch("the products are summed over groups, which begin anywhere; wgmma's slices are all of K")
+        raise NoMatch(f"the products are summed over groups, which begin anywhere; {unit}'s slices are all of K")
     if parts.lefts[0].index is not None:
         raise NoMatch("an index names the left factor's rows; tensor copies bring rows that lie one behind the other")
     if (together := len(found[0].products)) > MOST_PRODUCTS:
-        raise NoMatch(f"{together} products are used together; wgmma has registers for the sums of {MOST_PRODUCTS}")
+        raise NoMatch(f"{together} products are used together; {unit} has registers for the sums of {MOST_PRODUCTS}")
     for group in found:
         if (cols := size_of(group.width, graph.sizes)) % 2:
-            raise NoMatch(f"rows of {cols} columns; a thread of wgmma holds pairs of them")
+            raise NoMatch(f"rows of {cols} columns; a thread of {unit} holds pairs of them")
         for tensor in group.outputs:
             if tensor.shape[-1] != group.width and tensor.node not in graph.grouped:
-                raise NoMatch(f"{tensor.name} has one value a row; wgmma stores tiles")
+                raise NoMatch(f"{tensor.name} has one value a row; {unit} stores tiles")
 
 
 @dataclass(frozen=True)
 class WgmmaDraft(ProductDraft):
     """What a schedule's tiles share. `access`: how each use of a tensor is read or written, by its tensor's name."""
+
+    rule: ClassVar[str] = "wgmma"
+    made: ClassVar[type[WgmmaPlan]] = WgmmaPlan
 
     schedule: GroupSchedule
     access: Mapping[str, Access]
@@ -174,16 +177,15 @@ class WgmmaDraft(ProductDraft):
     def of(
         cls, graph: Graph, hoisted: Graph, parts: Split, found_groups: tuple[Group, ...], target: Target,
         layout: Layout, schedule: GroupSchedule,
-    ) -> WgmmaDraft:  # fmt: skip
+    ) -> Self:  # fmt: skip
         dims = product_dims(hoisted, layout)
         if len(dims) - 1 > MOST_BATCHES:
-            raise NoMatch(
-                f"{len(dims) - 1} dimensions of products beside their rows; wgmma's tensor copies pass {MOST_BATCHES}"
-            )
+            beside = f"{len(dims) - 1} dimensions of products beside their rows"
+            raise NoMatch(f"{beside}; {cls.rule}'s tensor copies pass {MOST_BATCHES}")
         names = value_names(hoisted)
         found: dict[str, Access] = {}
         factors: dict[str, Use] = {}
-        matrix, segments = prepared_matrix(hoisted, parts), segments_of(hoisted, parts)
+        matrix, segments = prepared_matrix(hoisted, parts, cls.rule), segments_of(hoisted, parts)
         # every tile's part of the ring is as long; ping-pong, boxes that wait for a tile's end hold up the other
         # group's slices: relu(x @ w.T + bias) + residual at 4096^3 took 1.055 so, 1.037 without, and 1.019 cooperative
         bring = matrix is None and len(found_groups) == 1 and schedule == "cooperative" and not hoisted.grouped
@@ -193,7 +195,7 @@ class WgmmaDraft(ProductDraft):
             if prepared and name in found:
                 continue
             if name in found:
-                raise NoMatch(f"{name} is used in two ways; wgmma moves each tensor in one")
+                raise NoMatch(f"{name} is used in two ways; {cls.rule} moves each tensor in one")
             if use.place in ("scale", "left scale"):
                 found[name] = access_of(hoisted, dims, layout, use, names[use.tensor.node], 1)
                 continue
@@ -246,11 +248,15 @@ class WgmmaDraft(ProductDraft):
         if not self.atom.along_k:
             return
         if self.matrix is not None:
-            raise NoMatch(f"the left factor is computed from {self.matrix.name} of {self.dtype}; wgmma prepares halves")
+            raise NoMatch(
+                f"the left factor is computed from {self.matrix.name} of {self.dtype}; {self.rule} prepares halves"
+            )
         for name, use in self.factors.items():
             if line_of(use, self.layout) != use.k_axis:
                 kind = use.tensor.dtype
-                raise NoMatch(f"{name} is of {kind} and lies across the summed axis; wgmma takes {kind} along it only")
+                raise NoMatch(
+                    f"{name} is of {kind} and lies across the summed axis; {self.rule} takes {kind} along it only"
+                )
 
     def check_groups(self) -> None:
         """Raises NoMatch for grouped products whose left factor has lines along rows: a tensor copy's first coordinate
@@ -277,13 +283,13 @@ class WgmmaDraft(ProductDraft):
             promote=self.promote(tile.atom),
             output_groups=self.output_groups(tile),
         )
-        return WgmmaPlan(
+        return self.made(
             **vars(work),
             name=entry_name(graph),
             layout=self.layout,
-            rule="wgmma",
-            template="wgmma.cu.j2",
-            regime=regime(tile, self.together, LINE_BYTES // self.dtype.bytes, self.segments),
+            rule=self.rule,
+            template=f"{self.rule}.cu.j2",
+            regime=self.regime(tile),
             cols=graph.cols,
             accesses=tuple(self.access.values()),
             params=self.params(tile),
@@ -291,8 +297,19 @@ class WgmmaDraft(ProductDraft):
             shared_bytes=self.shared_bytes(tile),
             decisions=decisions(graph),
             rounding=product_rounding(graph, self.target, tile.atom.sum_bits, work.promote),
-            cost=estimate(work),
+            cost=self.cost(work),
         )
+
+    def cost(self, work: WgmmaWork) -> Cost:
+        return estimate(work)
+
+    @property
+    def line(self) -> int:
+        """Elements of a slice of what is summed."""
+        return LINE_BYTES // self.dtype.bytes
+
+    def regime(self, tile: WgmmaTile) -> str:
+        return regime(tile, self.together, self.line, self.segments)
 
     def output_groups(self, tile: WgmmaTile) -> tuple[OutputGroup, ...]:
         """Those of all rules; boxes are moved by tensor copies, and vectors read before the sums are there, where that
@@ -428,7 +445,7 @@ class WgmmaDraft(ProductDraft):
     @cached_property
     def matrix(self) -> Tensor | None:
         """What the left factor is computed from, or its rows' statistics; None where it goes as it lies."""
-        return prepared_matrix(self.hoisted, self.parts)
+        return prepared_matrix(self.hoisted, self.parts, self.rule)
 
     @cached_property
     def prologue(self) -> Prologue | None:
@@ -502,8 +519,8 @@ def in_turn(part: Load | Store) -> tuple[bool, bool]:
     return not (isinstance(part, Load) and part.when == "ahead"), part.transport not in BOXED
 
 
-def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
-    """The one matrix whose elements a thread sees before they are multiplied; None where it need see none.
+def prepared_matrix(graph: Graph, parts: Split, unit: str) -> Tensor | None:
+    """The one matrix whose elements a thread sees before `unit` multiplies them; None where it need see none.
 
     Raises NoMatch where there are several, or where more is needed of a row than what passes by.
     """
@@ -511,7 +528,7 @@ def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
     if left.operand is not None and not parts.statistics:
         return None
     if left.operand is not None and left.transposed:
-        raise NoMatch("the left factor is transposed, and its rows are reduced; wgmma sees lines along K only")
+        raise NoMatch(f"the left factor is transposed, and its rows are reduced; {unit} sees lines along K only")
     needed = within(graph, left.node, *(s.node.inputs[0] for s in parts.statistics))
     for node in (n for n in graph.nodes if n in needed):
         if node.op.kind is Kind.REDUCE or (node.op.kind is not Kind.LEAF and graph.extents[node] is Extent.ROW):
@@ -519,19 +536,19 @@ def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
                 f"the left factor needs {node.op.name} at {node.where}, one value a row, before it is multiplied"
             )
         if node.op.name in ("row_index", "col_index"):
-            raise NoMatch("the left factor is computed from a position; wgmma computes it from operands alone")
+            raise NoMatch(f"the left factor is computed from a position; {unit} computes it from operands alone")
     for statistic in parts.statistics:
         if statistic.node.op.name != "sum" or statistic.node.dtype is not f32:
             what = f"{statistic.node.op.name} of {statistic.node.dtype} at {statistic.node.where}"
-            raise NoMatch(f"{what}: wgmma takes sums of f32 along the rows alone")
+            raise NoMatch(f"{what}: {unit} takes sums of f32 along the rows alone")
     tensors = [t for t in graph.inputs if t.shape and t.node in needed]
     matrices = [t for t in tensors if len(t.shape) > 1]
     if len(matrices) != 1 or matrices[0].dtype is not left.dtype:
         names = ", ".join(t.name for t in matrices) or "no matrix"
-        raise NoMatch(f"the left factor is computed from {names}; wgmma prepares one matrix of its own type")
+        raise NoMatch(f"the left factor is computed from {names}; {unit} prepares one matrix of its own type")
     behind = within(graph, *(t.node for t in graph.outputs))
     if matrices[0].node in behind:
-        raise NoMatch(f"{matrices[0].name} is used in two ways; wgmma moves each tensor in one")
+        raise NoMatch(f"{matrices[0].name} is used in two ways; {unit} moves each tensor in one")
     return matrices[0]
 
 

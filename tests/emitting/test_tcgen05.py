@@ -1,0 +1,139 @@
+"""Products on Blackwell's tensor cores: what the rule plans and refuses, what kernels compute, what mutations break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from fusegen import Chain, chain, dims, f32, i8
+from fusegen import ops as F
+from fusegen.compiling import compile_source
+from fusegen.emitting.rendering import render
+from fusegen.errors import MissingError
+from fusegen.planner import CONTIGUOUS, candidates
+from fusegen.planner.matching import NoMatch
+from fusegen.planner.model import Layout, Source
+from fusegen.planner.products.tcgen05 import Tcgen05Plan
+from fusegen.planner.products.tcgen05_rule import tcgen05
+from fusegen.runtime import Kernel
+from fusegen.runtime.finding import find
+from fusegen.targets import B200, TARGETS, Target
+from fusegen.targets.cuda import ARCHES
+from fusegen.validation import validate
+from tests.emitting import test_wgmma as hopper
+from tests.tools import needs_check
+
+M, N, K = dims("M N K")
+
+
+@chain(M=300, N=272, K=160)
+def whole(x: i8[M, K], w: i8[N, K], scale: f32[N]) -> f32[M, N]:
+    return F.cast(x @ w.T, f32) * scale
+
+
+CHAINS = (
+    hopper.bias_gelu, hopper.transposed, hopper.mixed, hopper.batched, hopper.gated, hopper.narrow, *hopper.SIDES[:2],
+    *hopper.TF32, whole,
+)  # fmt: skip
+
+
+def plans(spec: Chain, target: Target = B200) -> list[Tcgen05Plan]:
+    return list(tcgen05(spec.graph, target, CONTIGUOUS))
+
+
+def kernel_of(plan: Tcgen05Plan, edit: Callable[[str], str] = str) -> Kernel:
+    """In the checking emulator; for other layouts the same tile, where this rule takes them."""
+
+    def variant(layout: Layout) -> tuple[Source, None]:
+        found = candidates(plan.graph, B200, layout).need()
+        same = [p for p in found if isinstance(p, Tcgen05Plan) and p.tile == plan.tile]
+        return render((same or found)[0]), None
+
+    source = render(plan)
+    return Kernel(replace(source, text=edit(source.text)), None, find(B200, "emulator", check=True), variant)
+
+
+@pytest.mark.parametrize("target", [t for t in (*TARGETS.values(), ARCHES["sm_100"]) if t is not B200], ids=str)
+def test_only_sm_100a_has_it(target: Target) -> None:
+    with pytest.raises(NoMatch, match=f"{target.arch} has no tcgen05; sm_100a has"):
+        plans(hopper.bias_gelu, target)
+
+
+@needs_check
+@pytest.mark.parametrize("spec", CHAINS, ids=lambda spec: spec.graph.name)
+def test_every_chain_is_right(spec: Chain) -> None:
+    assert validate(kernel_of(plans(spec)[0]), quick=True).ok
+
+
+@pytest.mark.parametrize("spec", CHAINS, ids=lambda spec: spec.graph.name)
+def test_every_tile_compiles(spec: Chain) -> None:
+    for plan in plans(spec):
+        try:
+            compile_source(render(plan).text, plan.name, B200, filename=f"{plan.name}.cu", threads=plan.threads)
+        except MissingError as missing:
+            pytest.skip(str(missing))
+
+
+@cache
+def deep() -> Tcgen05Plan:
+    """More slices than the ring has places, and several tiles for a block: both accumulators, more than once."""
+    spec = hopper.bias_gelu.at(M=520, N=264, K=520)
+    return plans(spec, replace(B200, sms=2))[0]
+
+
+@needs_check
+def test_the_ring_and_the_accumulators_are_used_again() -> None:
+    assert validate(kernel_of(deep()), rows=(520,), cases=("rows",)).ok
+
+
+# Each would be seen on a GPU as wrong numbers, sometimes, or as a launch that does not end.
+BROKEN = {
+    "products before the slice is there": ("wait_at(full + 8 * stage, parity);", ""),
+    "a place that is not free": ("wait_at(empty + 8 * stage, parity);", ""),
+    "sums before the products": ("wait_at(summed + 8 * own, parity);", ""),
+    "an accumulator that has not been taken": ("wait_at(taken + 8 * turn, turn_parity);", ""),
+    "no commit behind a tile": ("commit(summed + 8 * turn);", ""),
+    "no commit behind a slice": ("commit(empty + 8 * stage);", ""),
+    "a slice that is given back without a commit": ("commit(empty + 8 * stage);", "arrive_at(empty + 8 * stage);"),
+    "a tile that is told of without a commit": ("commit(summed + 8 * turn);", "arrive_at(summed + 8 * turn);"),
+    "no fence behind the wait for sums": ("parity ^= 1;\n      after_thread_sync();", "parity ^= 1;"),
+    "no fence before products": ("after_thread_sync();  // behind both waits", ""),
+    "no fence behind loads": ("before_thread_sync();\n          __syncwarp();", "__syncwarp();"),
+    "no wait for loads": ('asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");', ""),
+    "given back before the other half": ("if (i == 1) {", "if (i == 0) {"),
+    "the other accumulator": ("accumulators + own * 256", "accumulators + (own ^ 1) * 256"),
+    "accumulators that overlap": ("accumulators + turn * 256", "accumulators + turn * 128"),
+    "half of the lanes": ("i * (16 << 16)", "i * (0 << 16)"),
+    "another warp's lanes": ("(warp * 32 << 16)", "((warp ^ 1) * 32 << 16)"),
+    "columns of another load": ("own_sums + i * (16 << 16) + 128", "own_sums + i * (16 << 16) + 64"),
+    "a step along K that is too short": ("+ k * (16 * line_bytes / 16), instr", "+ k * (8 * line_bytes / 16), instr"),
+    "sums that nothing begins": ("(step | k) != 0", "true"),
+    "sums that begin anew": ("(step | k) != 0", "k != 0"),
+    "another swizzle": ("2ull << 61", "4ull << 61"),
+    "Hopper's swizzle": ("2ull << 61", "1ull << 62 | 1ull << 61"),
+    "Hopper's descriptor": ("1ull << 46", "0ull"),
+    "a factor that lies along K": ("| 1u << 16", "| 0u"),
+    "another type": ("1u << 7 | 1u << 10", "0u << 7 | 1u << 10"),
+    "fewer columns": ("| 256u / 8 << 17", "| 128u / 8 << 17"),
+    "less tensor memory": ("tensor_columns = 512", "tensor_columns = 256"),
+    "no deallocation": ("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;", ""),
+    "one warp tells for four": ("start_barrier(taken + 8 * turn, 4)", "start_barrier(taken + 8 * turn, 1)"),
+    "half of the bytes": ("expect_bytes(arrived, slice_bytes);", "expect_bytes(arrived, slice_bytes / 2);"),
+    "boxes before they are written": ('asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', ""),
+}
+
+
+@needs_check
+@pytest.mark.parametrize(("old", "new"), BROKEN.values(), ids=BROKEN)
+def test_broken_kernels_are_caught(old: str, new: str) -> None:
+    def edit(text: str) -> str:
+        assert old in text
+        return text.replace(old, new)
+
+    kernel = kernel_of(deep(), edit)
+    kernel.device.timeout_s = 5.0  # type: ignore[attr-defined]
+    kernel.device.seed = 1  # type: ignore[attr-defined]  # one warp runs far ahead of the others
+    assert not validate(kernel, rows=(520,), cases=("rows",)).ok
