@@ -38,7 +38,7 @@ def test_every_candidate_multiplies_by_an_atom_of_its_target(name: str) -> None:
     for plan in plans(gemms.bias_gelu, name, M=512, N=1024, K=512):
         assert plan.atom in plan.target.atoms
         assert plan.atom.factors is plan.dtype
-        assert plan.atom.issuer == ("warpgroup" if plan.rule == "wgmma" else "warp")
+        assert plan.atom.issuer == {"wgmma": "warpgroup", "tcgen05": "thread"}.get(plan.rule, "warp")
 
 
 @pytest.mark.parametrize(

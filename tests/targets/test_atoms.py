@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fusegen.language.types import bf16, f16, f32
+from fusegen.language.types import bf16, f8e4m3, f16, f32
 from fusegen.planner import candidates
 from fusegen.targets import B200, H200, TARGETS, Target, target
 from fusegen.targets.atoms import Atom, Fragment, Term
@@ -17,9 +17,19 @@ from tests import gemms
 ATOMS = {atom.instruction + atom.word: atom for each in TARGETS.values() for atom in each.atoms}
 
 
+def rows_of(atom: Atom) -> int:
+    """Of a warp's registers: of sums in tensor memory it loads 16 of its 32 rows at a time."""
+    return 16 if atom.sums == "tensor memory" else atom.warp_rows
+
+
+def held(atom: Atom) -> int:
+    """Elements of a lane."""
+    return rows_of(atom) * atom.col_step // atom.fragment.lanes
+
+
 def every(atom: Atom) -> list[tuple[int, int]]:
     """Each element of each lane of a warp."""
-    return list(itertools.product(range(atom.accumulators), range(atom.fragment.lanes)))
+    return list(itertools.product(range(held(atom)), range(atom.fragment.lanes)))
 
 
 def manual(atom: Atom, i: int, lane: int) -> tuple[int, int]:
@@ -30,7 +40,8 @@ def manual(atom: Atom, i: int, lane: int) -> tuple[int, int]:
     group, thread = lane >> 2, lane & 3  # PTX ISA: groupID and threadID_in_group
     if atom.kind == "mma":  # c0, c1: row groupID; c2, c3: row groupID + 8; column threadID_in_group * 2 + (i & 1)
         return thread * 2 + (i & 1), group if i < 2 else group + 8
-    return group + (8 if i & 2 else 0), thread * 2 + (i & 1) + 8 * (i >> 2)  # wgmma's D, of the warp's own 16 rows
+    # wgmma's D, of the warp's own 16 rows, and what tcgen05.ld.16x256b loads
+    return group + (8 if i & 2 else 0), thread * 2 + (i & 1) + 8 * (i >> 2)
 
 
 @pytest.mark.parametrize("name", ATOMS)
@@ -44,7 +55,7 @@ def test_sums_lie_as_the_manuals_say(name: str) -> None:
 def test_each_sum_is_held_once(name: str) -> None:
     atom = ATOMS[name]
     found = sorted((atom.fragment.row(i, lane), atom.fragment.col(i, lane)) for i, lane in every(atom))
-    assert found == list(itertools.product(range(atom.warp_rows), range(atom.col_step)))
+    assert found == list(itertools.product(range(rows_of(atom)), range(atom.col_step)))
 
 
 def said(text: str, **values: int) -> int:
@@ -86,9 +97,9 @@ def test_lanes_that_share_a_row_are_found_bit_by_bit(name: str) -> None:
             met = {lane}
             for bit in bits:
                 met |= {other ^ bit for other in met}
-            own = {place(i, lane) for i in range(atom.accumulators)}
+            own = {place(i, lane) for i in range(held(atom))}
             assert met == {
-                other for other in range(fragment.lanes) if own & {place(i, other) for i in range(atom.accumulators)}
+                other for other in range(fragment.lanes) if own & {place(i, other) for i in range(held(atom))}
             }
 
 
@@ -97,12 +108,12 @@ def test_sums_of_one_product_are_fragments_of_the_next_ones_left_factor() -> Non
         assert atom.left_fragment == atom.fragment
 
 
-def test_a_unit_that_no_rule_plans_for_changes_nothing() -> None:
-    """As tcgen05 is one: a thread issues it, and a warp loads 32 rows of its sums from tensor memory, one a lane."""
+def test_a_unit_that_a_chain_has_no_factors_for_changes_nothing() -> None:
+    """As tcgen05's of 8-bit floats: a thread issues it, and a warp may load 32 rows of its sums, one a lane."""
     rows = Fragment((Term("lane"),), (Term("i"),), lanes=32)
     tcgen05 = Atom(
-        kind="tcgen05", instruction="tcgen05.mma.kind::f16", factors=f16, word="f16", rows=128, cols=256, col_step=16,
-        k=16, issuer="thread", left=("shared memory", "tensor memory"), right=("shared memory",),
+        kind="tcgen05", instruction="tcgen05.mma.kind::f8f6f4", factors=f8e4m3, word="f8f6f4", rows=128, cols=256,
+        col_step=16, k=32, issuer="thread", left=("shared memory", "tensor memory"), right=("shared memory",),
         sums="tensor memory", fragment=rows, warps=4,
     )  # fmt: skip
     assert (tcgen05.threads, tcgen05.warp_rows, tcgen05.accumulators) == (128, 32, 16)
@@ -127,6 +138,8 @@ def test_targets_name_what_they_have() -> None:
 
     assert names(H200, "warpgroup") == {f"wgmma.mma_async.m64nNk{k}" for k in (8, 16, 32)}
     assert names(B200, "warpgroup") == names(target("cuda:sm_90"), "warpgroup") == set()
+    assert names(B200, "thread") == {f"tcgen05.mma.m128nNk{k}" for k in (8, 16, 32)}
+    assert names(target("cuda:sm_100"), "thread") == set(), "code for every compute capability 10 has none"
     assert names(B200, "warp") == {f"mma.sync.m16n8k{k}" for k in (8, 16, 32)}
     assert [atom.rows for atom in target("hip:mi300x").atoms_of("warp", f32)] == [32, 16]
 
