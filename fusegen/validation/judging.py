@@ -132,7 +132,6 @@ def agree(value: Any, law: Bounded, rows: Array) -> bool:
         return bool(((gap(np.asarray(value), law.value) <= slack) | ~rows).all())
 
 
-@np.errstate(all="ignore")
 @once_per_graph
 def zeroes_weights(graph: Graph) -> bool:
     """Does a condition put zeros in the place of a softmax's weights, which are divided by their sum behind the second
@@ -148,6 +147,7 @@ def zeroes_weights(graph: Graph) -> bool:
     return False
 
 
+@np.errstate(all="ignore")
 def unlike_text(graph: Graph, laws: Mapping[Node, Bounded], expected: Sequence[Any]) -> str:
     """Whether the steps up to here come to something else than the text of the whole chain, whatever the bounds are."""
     for tensor, text in zip(graph.outputs, expected, strict=True):
