@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
-from fusegen import Chain, chain, dims, f32, i8
+from fusegen import Chain, bf16, chain, dims, f32, i8
 from fusegen import ops as F
 from fusegen.compiling import compile_source
 from fusegen.emitting.rendering import render
@@ -32,6 +33,12 @@ M, N, K = dims("M N K")
 @chain(M=300, N=272, K=160)
 def whole(x: i8[M, K], w: i8[N, K], scale: f32[N]) -> f32[M, N]:
     return F.cast(x @ w.T, f32) * scale
+
+
+@chain(M=4096, N=512, K=512)
+def linear(x: bf16[M, K], w: bf16[N, K], bias: bf16[N]) -> bf16[M, N]:
+    """A bias and GELU behind a product."""
+    return F.gelu(x @ w.T + bias)
 
 
 CHAINS = (
@@ -60,6 +67,14 @@ def kernel_of(plan: Tcgen05Plan, edit: Callable[[str], str] = str) -> Kernel:
 def test_only_sm_100a_has_it(target: Target) -> None:
     with pytest.raises(NoMatch, match=f"{target.arch} has no tcgen05; sm_100a has"):
         plans(hopper.bias_gelu, target)
+
+
+def test_the_kernel_is_the_one_that_was_read(request: pytest.FixtureRequest) -> None:
+    """To be read from its header to its last store: `pytest --update-golden` writes it anew, to be read again."""
+    file, text = Path(__file__).with_name("tcgen05_linear.cu"), render(plans(linear)[0]).text
+    if request.config.getoption("--update-golden"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
 
 
 @needs_check
