@@ -303,6 +303,8 @@ linear(
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const unsigned sums = accumulators + turn * 256;
         wait_at(taken + 8 * turn, turn_parity);  // the sums before these are in registers
+        // a slice at a time: several took more registers than this group keeps
+        #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
           wait_at(full + 8 * stage, parity);
           after_thread_sync();  // behind both waits
@@ -404,7 +406,9 @@ linear(
   __syncthreads();
   if (own_warp == 1) {
     after_thread_sync();
+    // read anew: kept until here, it cost the sums a register
+    const unsigned address = *reinterpret_cast<const unsigned*>(shared + barriers_at + 96);
     asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;"
-                 :: "r"(accumulators), "r"(tensor_columns) : "memory");
+                 :: "r"(address), "r"(tensor_columns) : "memory");
   }
 }

@@ -93,6 +93,18 @@ def test_every_tile_compiles(spec: Chain) -> None:
             pytest.skip(str(missing))
 
 
+@pytest.mark.parametrize("spec", [linear, hopper.gated], ids=lambda spec: spec.graph.name)
+def test_no_register_is_spilled(spec: Chain) -> None:
+    """Of the widest tiles, half of whose sums a thread of the taking groups holds at a time."""
+    plan = plans(spec)[0]
+    assert plan.tile.cols == 256
+    try:
+        made = compile_source(render(plan).text, plan.name, B200, filename=f"{plan.name}.cu", threads=plan.threads)
+    except MissingError as missing:
+        pytest.skip(str(missing))
+    assert made.resources.spill_bytes == 0
+
+
 @cache
 def deep() -> Tcgen05Plan:
     """More slices than the ring has places, and several tiles for a block: both accumulators, more than once."""

@@ -64,6 +64,7 @@ class Tcgen05Speller(WgmmaSpeller):
         return {
             "columns": self.plan.tile.columns,
             "accumulators": ACCUMULATORS,
+            "address": f"*reinterpret_cast<const unsigned*>(shared + barriers_at + {8 * self.plan.tile.barriers})",
             "group": f"{self.plan.tile.cols}",
             "loads": loads,
             "functions": [self.load_function(times) for times in dict.fromkeys(times for _, times in loads)],
