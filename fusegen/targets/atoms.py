@@ -118,11 +118,12 @@ class Atom:
     `factors`: as which type they are stored; `other`: the right one, where it is another type. `word`: what the
     instruction, or the compiler's function for it, calls their elements, `other_word` the right one's; a compiler's
     function takes a vector of `lane_words` of them. Of `instructions`, which one fragment of the factors is for, each
-    takes its part of K. `sum_bits`: the significant bits
+    takes its part of K; `arguments` is what it is given, of the left factor {0}, the right one {1} and the sums {2}.
+    `repeated`: each lane has all of K of its row, so that several lanes have the same. `sum_bits`: the significant bits
     of sums of floats while instructions add to them; whole numbers are summed in i32, exactly.
     """
 
-    kind: Literal["mma", "mfma", "wgmma", "tcgen05"]  # a family, whose kernels share a template
+    kind: Literal["mma", "mfma", "wmma", "wgmma", "tcgen05"]  # a family, whose kernels share a template
     instruction: str  # its own name, or that of the compiler's function
     factors: DType
     word: str
@@ -139,6 +140,8 @@ class Atom:
     left_fragment: Fragment | None = None  # of a left factor that comes from registers, where kernels make it there
     instructions: int = 1
     lane_words: int = 1
+    arguments: str = "{1}, {0}, {2}, 0, 0, 0"  # of AMD's functions, whose rows are the product's columns
+    repeated: bool = False
     other: DType | None = None
     other_word: str = ""
     sum_type: DType = f32  # of a sum in registers

@@ -9,6 +9,8 @@ which a wave may have 256, and room for 16 waves. Scalar registers are as many f
 Sources: "RDNA3 Instruction Set Architecture", "RDNA4 Instruction Set Architecture", LLVM's AMDGPU usage guide and its
 register granularities of gfx1100 and gfx1201, "AMD GPU specifications" of ROCm's documentation for caches, and the data
 sheets named beside the numbers. The Infinity Cache, of 96 and 64 MiB, is behind the L2 cache and not counted.
+
+What the matrix units make of subnormal factors is written nowhere: it is taken that they count.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from fusegen.language.types import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
+from fusegen.targets.atoms import Atom, Fragment, Term
 from fusegen.targets.base import Target
 from fusegen.targets.hip import MI250X, PARTNERS_OF_16, SPELLING, reduced
 
@@ -35,6 +39,13 @@ SPELLING_RDNA_3 = replace(
         "partner": PARTNER,
         "ballot": ("static_cast<unsigned>(__ballot(says))",),
         "popcount": ("__popc(lanes)",),
+        # __syncthreads waits for loads from memory too, as waves on two compute units have caches of their own. These
+        # fences are of the LDS alone, which clang has a word for from 20 on
+        "shared_barrier": (
+            '__builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");',
+            "__builtin_amdgcn_s_barrier();",
+            '__builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");',
+        ),
         "warp_least": reduced("<", WAVE),
         "warp_most": reduced(">", WAVE),
         "warp_total": (
@@ -51,6 +62,65 @@ SPELLING_RDNA_4 = replace(
         "larger": ("return __builtin_elementwise_maximum(a, b);",),
         "smaller": ("return __builtin_elementwise_minimum(a, b);",),
     },
+)
+
+
+# ---- matrix units
+SUMS_RDNA_3 = Fragment(rows=(Term("lane", mod=16),), cols=(Term("i", times=2), Term("lane", div=16)), lanes=WAVE)
+SUMS_RDNA_4 = Fragment(rows=(Term("lane", mod=16),), cols=(Term("lane", div=16, times=8), Term("i")), lanes=WAVE)
+
+
+def wmma(factors: DType, word: str, name: str, words: int, instructions: int = 1) -> Atom:
+    """Of RDNA 3: both lanes that have a row of a factor have all 16 of its elements, in `words`; of sums each has every
+    other column of the product, which are rows to the instruction ("RDNA3 Instruction Set Architecture", "Wave Matrix
+    Multiply Accumulate")."""
+    return Atom(
+        kind="wmma",
+        instruction=f"__builtin_amdgcn_wmma_{'i32' if factors is i8 else 'f32'}_16x16x16_{name}",
+        factors=factors,
+        word=word,
+        rows=16,
+        cols=16,
+        col_step=16,
+        k=16 * instructions,
+        issuer="warp",
+        left=("registers",),
+        right=("registers",),
+        sums="registers",
+        fragment=SUMS_RDNA_3,
+        instructions=instructions,
+        lane_words=words,
+        arguments="true, {1}, true, {0}, {2}, false" if factors is i8 else "{1}, {0}, {2}",  # signed, not saturated
+        repeated=True,
+        sum_type=i32 if factors is i8 else f32,
+    )
+
+
+def halved(atom: Atom, other: DType | None = None) -> Atom:
+    """Of RDNA 4: a lane has 8 of a row's 16 elements, and 8 neighbouring columns of sums."""
+    return replace(
+        atom,
+        instruction=f"{atom.instruction}_gfx12",
+        lane_words=atom.lane_words // 2,
+        fragment=SUMS_RDNA_4,
+        repeated=False,
+        other=other,
+    )
+
+
+WMMA_RDNA_3 = (
+    wmma(f16, "_Float16", "f16_w32", 16),
+    wmma(bf16, "short", "bf16_w32", 16),
+    wmma(i8, "int", "iu8_w32", 4, instructions=2),  # for 32 bytes of a row, as of halves
+)
+FLOATS = ((f8e4m3, "fp8"), (f8e5m2, "bf8"))
+WMMA_RDNA_4 = (
+    *map(halved, WMMA_RDNA_3),
+    *(
+        halved(wmma(left, "int", f"{right_name}_{left_name}_w32", 4, instructions=2), right)
+        for left, left_name in FLOATS
+        for right, right_name in FLOATS  # whose rows are the instruction's
+    ),
 )
 
 RX7900XTX = replace(
@@ -76,8 +146,8 @@ RX7900XTX = replace(
     narrow_tflops=122.8,  # and whole numbers of 8 bits go at the rate of halves: data sheet
     f32_lanes=256,  # two a lane and cycle, which the data sheet counts
     spelling=SPELLING_RDNA_3,
-    atoms=(),
-    chained=(),
+    atoms=WMMA_RDNA_3,
+    chained=WMMA_RDNA_3[:2],  # sums, once two lanes have traded theirs, are the next product's left factor
     multiplies_f32=False,
     flushes_factors=False,
 )
@@ -97,6 +167,8 @@ RX9070XT = replace(
     matrix_tflops=195.0,  # data sheet, without sparsity
     narrow_tflops=389.0,  # data sheet, of f8 and of i8, without sparsity
     spelling=SPELLING_RDNA_4,
+    atoms=WMMA_RDNA_4,
+    chained=WMMA_RDNA_4[:2],  # of which a lane has the sums of those elements that it has of a factor
 )
 # Radeon AI PRO R9700 data sheet
 R9700 = replace(RX9070XT, model="r9700", fp32_tflops=47.8, matrix_tflops=191.0, narrow_tflops=383.0)

@@ -19,7 +19,7 @@ from tests.fuzzing.drawing_products import LargeProducts, Products
 from tests.fuzzing.drawing_rows import Outputs, Rows
 from tests.fuzzing.operands import Fill, Laid, content, draw_fill, known, lay, sized
 
-TARGETS = ("cuda:sm_80", "cuda:h200", "cuda:b200", "hip:mi300x", "hip:gfx90a", "hip:gfx950")
+TARGETS = ("cuda:sm_80", "cuda:h200", "cuda:b200", "hip:mi300x", "hip:gfx90a", "hip:gfx950", "hip:gfx1100")
 # by the seed, modulo their number
 ORDER: tuple[type[Draft], ...] = (
     Rows, Choices, Products, Rows, Integers, Rows, Choices, Outputs, Products, Rows, LargeProducts, Attention,

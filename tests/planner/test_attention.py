@@ -48,10 +48,18 @@ def test_what_one_pass_over_keys_cannot_hold(spec: Chain, reason: str) -> None:
     assert re.search(reason, said), said
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS.values() if t.chained], ids=str)  # RDNA has no products yet
+@pytest.mark.parametrize("target", TARGETS.values(), ids=str)
 def test_every_target_has_a_candidate_that_fits_it(target: Any) -> None:
     for spec in attentions.ALL:
-        plans = [p for p in candidates(spec.graph, target).plans if p.rule == "attention"]
+        offered = candidates(spec.graph, target)
+        plans = [p for p in offered.plans if p.rule == "attention"]
+        if spec is attentions.wide and target.arch in ("gfx1100", "gfx1201"):
+            reasons = {r.rule: r.reason for r in offered.refusals}
+            assert reasons["attention"] == (
+                "keys of 256 numbers and values of 256: no tile of them fits shared memory and registers of "
+                f"{target.arch}"
+            )
+            continue
         assert plans, spec.name
         assert all(p.shared_bytes + p.static_shared_bytes <= target.shared_bytes for p in plans)
         assert len({p.configuration for p in plans}) == len(plans)

@@ -33,6 +33,10 @@ def machine_code(graph: Graph, name: str) -> list[str]:
     return list(disassembled(graph, name).values())
 
 
+def multiplies(line: str) -> bool:
+    return "mfma" in line or "wmma" in line
+
+
 def main_loop(graph: Graph, name: str) -> list[str]:
     """One turn of the loop that has the most matrix instructions, as its code lies there: what a branch in it passes
     over is taken along, and where it has several ends it goes to the last one."""
@@ -45,7 +49,14 @@ def main_loop(graph: Graph, name: str) -> list[str]:
         else:
             loops.append((start, end))
     turns = [[text for place, text in code.items() if start <= place <= end] for start, end in loops]
-    return max(turns, key=lambda turn: sum("mfma" in line for line in turn))
+    return max(turns, key=lambda turn: sum(multiplies(line) for line in turn))
+
+
+def waited_for(line: str) -> int | None:
+    """How many loads may still be on their way behind an instruction that waits for loads."""
+    if found := re.search(r"vmcnt\((\d+)\)|s_wait_loadcnt (0x\w+)", line):
+        return int(found[1] or found[2], 0)
+    return int(found[1], 16) >> 8 if (found := re.search(r"s_wait_loadcnt_dscnt (0x\w+)", line)) else None
 
 
 def products_behind_loads(loop: list[str]) -> int:
@@ -53,12 +64,12 @@ def products_behind_loads(loop: list[str]) -> int:
     pending: list[int] = []  # how many were issued before each load
     fewest = products = len(loop)
     for line in loop * 3:  # of the third turn, what the second one asked for
-        if "mfma" in line:
+        if multiplies(line):
             products += 1
         elif line.startswith("global_load"):
             pending.append(products)
-        elif (waited := re.search(r"vmcnt\((\d+)\)", line)) and len(pending) > int(waited[1]):
-            arrived, pending = pending[: len(pending) - int(waited[1])], pending[len(pending) - int(waited[1]) :]
+        elif (left := waited_for(line)) is not None and len(pending) > left:
+            arrived, pending = pending[: len(pending) - left], pending[len(pending) - left :]
             fewest = min(fewest, *(products - before for before in arrived))
     return fewest
 
@@ -70,8 +81,8 @@ def most_in_flight(code: list[str]) -> int:
         if line.startswith(("global_load", "buffer_load")):
             pending += 1
             most = max(most, pending)
-        elif waited := re.search(r"vmcnt\((\d+)\)|s_wait_loadcnt(?:_dscnt)? (0x\w+)", line):
-            pending = min(pending, int(waited[1] or waited[2], 0))
+        elif (left := waited_for(line)) is not None:
+            pending = min(pending, left)
     return most
 
 

@@ -37,6 +37,8 @@ def manual(atom: Atom, i: int, lane: int) -> tuple[int, int]:
     if atom.kind == "mfma":  # CDNA 3 ISA, "Matrix core": rows of the output go by register, columns by lane
         block, row = divmod(lane, atom.cols)
         return row, 8 * (i >> 2) + 4 * block + (i & 3) if atom.cols == 32 else 4 * block + i
+    if atom.kind == "wmma":  # likewise; RDNA 3: rows of the output by turns of lanes, RDNA 4: 8 of each lane
+        return lane % 16, 8 * (lane // 16) + i if "gfx12" in atom.instruction else 2 * i + lane // 16
     group, thread = lane >> 2, lane & 3  # PTX ISA: groupID and threadID_in_group
     if atom.kind == "mma":  # c0, c1: row groupID; c2, c3: row groupID + 8; column threadID_in_group * 2 + (i & 1)
         return thread * 2 + (i & 1), group if i < 2 else group + 8

@@ -14,13 +14,16 @@ from fusegen.errors import MissingError
 from fusegen.pipeline import plan
 from fusegen.runtime.cache import compiled
 from fusegen.targets import target
+from tests.attention_mutations import AttentionSubject
+from tests.gemm_mutations import GemmSubject
 from tests.mutations import Mutation, Subject
-from tests.rdna_mutations import MUTATIONS, SUBJECTS
+from tests.rdna_mutations import ATTENTION, ATTENTION_MUTATIONS, MUTATIONS, PRODUCT_MUTATIONS, PRODUCTS, SUBJECTS
 from tests.specs import SHIPPED
-from tests.targets.test_amd_code import machine_code, most_in_flight
+from tests.targets.test_amd_code import machine_code, main_loop, most_in_flight, multiplies, products_behind_loads
 from tests.validation.test_mutations import caught_by, kernel_of, report_on
 
 RDNA = ("hip:gfx1100", "hip:gfx1201")
+KERNELS = (*SUBJECTS, *PRODUCTS, *ATTENTION)
 # each by another kind of kernel: rows, columns, running sums, choices, a counting sort, and a program of several
 SOME = (
     ("rmsnorm", "hip:gfx1201"), ("layernorm_param_grads", "hip:gfx1100"), ("router_topk", "hip:gfx1201"),
@@ -76,11 +79,25 @@ def test_maxima_that_keep_a_nan_are_one_instruction_on_gfx12() -> None:
     assert not any(word.startswith("v_cmp_u_f32") for word in code)
 
 
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: f"{s.chain}-{s.cols}-{s.fits.__name__}")
-def test_unbroken_kernels_pass(subject: Subject) -> None:
-    fusegen.validate(kernel_of(subject, lambda text: text), quick=True).raise_for_error()
+@pytest.mark.usefixtures("hiprtc")
+@pytest.mark.parametrize("gpu", RDNA)
+def test_slices_of_factors_are_on_their_way_while_one_is_multiplied(gpu: str) -> None:
+    """A wave has 64 x 32 sums of a tile of 128 x 128: 16 instructions for a slice of 32, and no register in memory."""
+    graph = SHIPPED["gemm_bias_gelu"].graph
+    assert compiled(render(plan(graph, target(gpu)))).resources.stack_bytes == 0
+    loop = main_loop(graph, gpu)
+    words = [line.split()[0] for line in loop if multiplies(line)]
+    assert words == ["v_wmma_f32_16x16x16_bf16"] * 16
+    assert products_behind_loads(loop) >= 14
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name.replace(" ", "-"))
+@pytest.mark.parametrize("subject", KERNELS, ids=lambda s: f"{s.chain}-{s.target}-{dict(getattr(s, 'sizes', ()))}")
+def test_unbroken_kernels_pass(subject: Subject | GemmSubject | AttentionSubject) -> None:
+    fusegen.validate(kernel_of(subject, lambda text: text), quick=True).raise_for_error()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "mutation", [*MUTATIONS, *PRODUCT_MUTATIONS, *ATTENTION_MUTATIONS], ids=lambda m: m.name.replace(" ", "-")
+)
 def test_broken_kernels_are_caught(mutation: Mutation) -> None:
     assert caught_by(report_on(mutation)) != "SURVIVED", mutation.models

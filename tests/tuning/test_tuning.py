@@ -319,7 +319,10 @@ GPUS = [*TARGETS.values(), target("cuda:sm_90")]
 def test_sources_travel_whole(gpu: Target, request: pytest.FixtureRequest) -> None:
     """Of every third spec, from another one on for each GPU; with --all, of all."""
     first, step = (0, 1) if request.config.getoption("--all") else (GPUS.index(gpu) % 3, 3)
-    for spec in [spec for spec in ALL.values() if not lacking(spec.graph, gpu)][first::step]:
+    able = [spec for spec in ALL.values() if not lacking(spec.graph, gpu)]
+    if gpu.arch == "gfx1100":  # whose sums of scores are no neighbours: its weights are a program's
+        able.remove(ALL["qk_causal_softmax"])
+    for spec in able[first::step]:
         source = render(candidates(spec.graph, gpu).plans[0])
         there = wire.unpacked(wire.packed(source))
         assert render(there.plan).text == source.text

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusegen.emitting.attention.scores import LOG2E, ScoresSpeller
+from fusegen.emitting.attention.waves import unit
 from fusegen.emitting.attention.words import FIRST_ELEMENT
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import asks
@@ -40,6 +41,11 @@ class AttentionSpeller(ScoresSpeller):
     def drawn(self) -> tuple[Draw, ...]:
         return self.plan.draws
 
+    @property
+    def fours(self) -> int:
+        """Fours of neighbours that a lane has of one instruction's sums, where these are more than one."""
+        return self.plan.atom.accumulators // 4 if self.plan.atom.kind == "wmma" else 1
+
     def draws(self) -> list[Mapping[str, str]]:
         """The words of four neighbouring scores, and the call that draws them. Of fours that two lanes share each draws
         those of one of its two rows, and gives the other lane its half."""
@@ -57,10 +63,12 @@ class AttentionSpeller(ScoresSpeller):
 
         first, col = own(FIRST_ELEMENT), f"({self.col_name} & ~3)" if shared else self.col_name
         call = "draw_for_two" if shared else "philox_words"
+        dims, here = (f"[{self.fours}][4]", "[i / 4]") if self.fours > 1 else ("[4]", "")
         return [
             {
                 "name": four(draw),
-                "call": f"{call}({four(draw)}, {f'({first})' if shared else first} + {col}, {text(draw.offset)}, "
+                "dims": dims,
+                "call": f"{call}({four(draw)}{here}, {f'({first})' if shared else first} + {col}, {text(draw.offset)}, "
                 f"{text(draw.seed)});",
             }
             for draw in self.drawn
@@ -70,7 +78,8 @@ class AttentionSpeller(ScoresSpeller):
         """From an exponential to what is multiplied."""
         if not self.plan.weight.body:
             return []
-        bits = [f"const int {d.value} = static_cast<int>({four(d)}[i % 4]);" for d in self.drawn]
+        here = "[i / 4]" if self.fours > 1 else ""
+        bits = [f"const int {d.value} = static_cast<int>({four(d)}{here}[i % 4]);" for d in self.drawn]
         return [*bits, *self.element_lines(self.plan.weight, self.power)]
 
     @property
@@ -193,7 +202,7 @@ class AttentionSpeller(ScoresSpeller):
             "copy_bodies": {"copy_chunk": self.spelling.functions.get(f"copy_chunk_{plan.dtype.bytes}", ())},
             "mma": mma,
             "atom": {
-                "part": atom.kind, "type": atom.word, "builtin": atom.instruction, "parts": atom.instructions,
+                **unit(atom, self.element),
                 "body": self.spelling.functions.get(f"mma_by_rows_{dtype}", ()),
                 "pair": self.spelling.functions.get(f"pair_{dtype}", ()),
                 "matrix": self.spelling.functions.get("matrix", ()),
@@ -236,6 +245,7 @@ class AttentionSpeller(ScoresSpeller):
             "free_value": plan.free.value,
             "weight": weight,
             "draws": draws,
+            "fours": self.fours,
             "given_to_other": self.spelling.shuffle_xor.format("given", "1"),
             "weight_value": plan.weight.value if plan.weight.body else self.power,
             "power": self.power,

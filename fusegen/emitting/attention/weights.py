@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from fusegen.emitting.attention.scores import LOG2E, ScoresSpeller
+from fusegen.emitting.attention.waves import unit
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import VALUE_TYPES, asks
 from fusegen.language.types import DType, f32
@@ -243,7 +244,7 @@ class WeightsSpeller(WrittenWords):
             "copy_bodies": {"copy_chunk": self.spelling.functions.get(f"copy_chunk_{plan.dtype.bytes}", ())},
             "mma": mma,
             "atom": {
-                "part": atom.kind, "type": atom.word, "builtin": atom.instruction, "parts": atom.instructions,
+                **unit(atom, self.element),
                 "body": self.spelling.functions.get(f"mma_by_rows_{dtype}", ()),
                 "matrix": self.spelling.functions.get("matrix", ()),
             },

@@ -266,7 +266,7 @@ class FactorSpeller(GemmWords):
     def multiplied(self, chunk: str) -> str:
         """A chunk as it is stored for matrix instructions that take f32 as another type: once, not as each warp loads
         it, as where copies bring it past the registers."""
-        if self.plan.dtype is not f32 or self.plan.target.multiplies_f32 or self.plan.atom.kind != "mfma":
+        if self.plan.dtype is not f32 or self.plan.target.multiplies_f32 or self.plan.atom.kind == "mma":
             return chunk
         self.functions.add("to_tf32")
         return f"to_tf32({chunk})"

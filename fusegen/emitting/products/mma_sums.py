@@ -14,7 +14,7 @@ from fusegen.emitting.products.reduced import asked, kept, part_words, row_part,
 from fusegen.emitting.products.words import OF_GROUP
 from fusegen.language.types import F8, f32
 from fusegen.planner.model import Load, Store, counts, used_by
-from fusegen.planner.pieces import stride_name
+from fusegen.planner.pieces import VECTOR_BYTES, stride_name
 from fusegen.planner.products.gemm import ROW_LANES
 from fusegen.planner.products.parts import OutputGroup
 
@@ -207,10 +207,16 @@ class SumSpeller(GemmWords):
         else:
             left_text = f"{left}_part[{buffer}][m / 2][m % 2 * 2], {left}_part[{buffer}][m / 2][m % 2 * 2 + 1]"
         return {
-            "part": atom.kind,
+            "part": "mma" if mma else "mfma",
             "alignment": 1024 if mma else 128,  # bits of addresses in lines of up to 512 bytes are swizzled
             "type": atom.word,
-            "builtin": atom.instruction,
+            "calls": [
+                f"{atom.instruction}({atom.arguments.format(f'left.part[{i}]', f'right.part[{i}]', 'sums')})"
+                for i in range(atom.instructions)
+            ],
+            "load": [] if mma else self.fragment_load(),
+            "lane_elements": atom.k if atom.repeated else plan.chunk,
+            "lane_bytes": atom.k * plan.dtype.bytes if atom.repeated else VECTOR_BYTES,
             "parts": atom.instructions,
             "lane_words": atom.lane_words,
             "part_type": ("Half" if atom.factors.bytes == 2 else "Words") if atom.lane_words > 1 else atom.word,
@@ -231,6 +237,28 @@ class SumSpeller(GemmWords):
             "row": f"{row} + {atom.fragment.row_text(('i', 1))}",
             "col": f"{self.warp_col}n * {atom.cols} + {atom.fragment.col_text(('i', 1))}",
         }
+
+    def fragment_load(self) -> list[str]:
+        """How a lane gets what it has of a fragment of AMD's: 16 bytes, or as many times that as its row has."""
+        atom, chunk = self.plan.atom, self.plan.chunk
+        row = f"mn + lane % {atom.rows}"
+        if not atom.repeated:
+            at = f"place<Chunks>({row}, k + lane / {atom.rows} * {chunk})"
+            return [f"to = *reinterpret_cast<const Fragment*>(tile + {at});"]
+        self.uses_vec = True
+        vec = self.vec(self.plan.dtype, chunk)
+        pieces = [f"*reinterpret_cast<const {vec}*>(tile + place<Chunks>(row, k{f' + {at}' if at else ''}))"
+                  for at in range(0, atom.k, chunk)]  # fmt: skip
+        return [
+            f"const int row = {row};",
+            "struct Pieces {",
+            f"  {vec} at[{len(pieces)}];",
+            "};",
+            "const Pieces pieces = {{" + pieces[0] + ",",
+            *(f"                        {piece}," for piece in pieces[1:-1]),
+            f"                        {pieces[-1]}" + "}};",
+            "to = __builtin_bit_cast(Fragment, pieces);",
+        ]
 
     def scales(self) -> Mapping[str, Any]:
         """Of the blocks of a slice: by row, two for each instruction, and by the warp's columns of each product."""

@@ -85,6 +85,9 @@ class GemmWords(ProductWords):
     def barrier(self) -> str:
         """Between those who bring a slice and those who use it."""
         own = self.tile.slice_k > 1 and self.plan.slice_k_threads == self.plan.target.warp
+        if "shared_barrier" in self.spelling.functions:
+            self.functions.add("shared_barrier")
+            return "shared_barrier();"
         return self.spelling.warp_barrier if own else self.spelling.barrier
 
     @property

@@ -79,4 +79,5 @@ typedef __PTRDIFF_TYPE__ ptrdiff_t;
 #include "cluster.h"
 #include "ptx.h"
 #include "mfma.h"
+#include "wmma.h"
 #include "launcher.h"

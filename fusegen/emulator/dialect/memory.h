@@ -46,7 +46,7 @@ SIMT_INLINE void* simt_fill(void* to, int byte, size_t bytes) {
 SIMT_INLINE void __threadfence() { simt::fence(); }
 SIMT_INLINE void __threadfence_system() { simt::fence(); }
 SIMT_INLINE void __threadfence_block() {}
-#define __builtin_amdgcn_fence(order, scope) ((void)0)
+#define __builtin_amdgcn_fence(order, ...) ((void)0)  // of a scope, and of address spaces if it names some
 SIMT_INLINE void __nanosleep(unsigned) { simt::yield_now(); }
 
 template <class... Values>

@@ -135,6 +135,9 @@ void mma(Number left, Number right, u32 k, const u32* a, const u32* b, void* d, 
 // Of 64 lanes, each with `values` numbers of A and of B.
 void mfma(Number left, Number right, u32 size, u32 values, const void* a, const void* b, void* d, int modifiers,
           int line);
+// WMMA: 16x16x16 of 32 lanes, of which two have a row of a factor: each all 16 elements, or where the factors are `halved`
+// 8 of them.
+void wmma(Number left, Number right, bool halved, const void* a, const void* b, void* d, int line);
 void load_matrices(u32 count, bool transposed, u64 address, u32* fragments, int line);  // ldmatrix: 8x8 of 16 bits
 void store_matrices(u32 count, u64 address, const u32* fragments, int line);  // stmatrix
 

@@ -1,4 +1,4 @@
-// mma.sync, MFMA, ldmatrix and stmatrix: instructions that need every lane of the warp.
+// mma.sync, MFMA, WMMA, ldmatrix and stmatrix: instructions that need every lane of the warp.
 //
 // The numbers. A product of two inputs is exact in double (at most 22 significant bits, 48 of f32); the products and the addend
 // are summed in double and rounded to float once. The machines sum in an order of their own, in groups, and drop bits
@@ -12,6 +12,7 @@
 // chapter 7; the deeper ones of gfx950 number lanes and values in the same way (LLVM's tests of gfx950 have the registers;
 // that depths go by lane group, then by value, is assumed, and no kernel depends on it); f32 has one value a lane where halves have four. Checked against AMD's matrix instruction calculator (element A[0][4] of 16x16x16f16 is v0{16}.[15:0]) and
 // against the layouts of IREE's dialect for AMD GPUs (32x32x8: C in 4 groups of 2 x 4 rows, lanes along the columns).
+// WMMA: "RDNA3 Instruction Set Architecture" and "RDNA4 Instruction Set Architecture", "Wave Matrix Multiply Accumulate".
 #include "matrices.h"
 
 namespace simt {
@@ -251,6 +252,73 @@ void mfma(Number left, Number right, u32 size, u32 values, const void* a, const 
   }
   MfmaLane lane{left, right, size, values, a, b, d};
   warp_collect(~u64{0}, &lane, multiply_wave, line);
+}
+
+// --- WMMA: of A and B lanes `place` and `place` + 16 have row or column `place`: all 16 elements each on gfx11, which the
+// instruction asks for, and 8 on gfx12, the lower lane those of lower depth. Of D both have column `place`: on gfx11 the
+// lower one the even rows, on gfx12 the first 8.
+
+struct WmmaLane {
+  Number left;
+  Number right;
+  bool halved;
+  const void* a;
+  const void* b;
+  void* d;
+};
+
+static u32 bytes_of(Number number) { return of_8_bits(number) ? 1 : 2; }
+
+static void multiply_short_wave(void** slots, u64 lanes) {
+  Warp& warp = require_whole_warp(lanes, "WMMA");
+  const WmmaLane& first = *static_cast<WmmaLane*>(slots[0]);
+  const bool whole = is_whole(first.left), halved = first.halved;
+  const u32 values = halved ? 8 : 16;
+  float a[16 * 16], b[16 * 16];
+  double d[16 * 16];
+  const auto row_of = [halved](u32 lane, u32 i) { return halved ? lane / 16 * 8 + i : 2 * i + lane / 16; };
+  for (u32 lane = 0; lane < 32; ++lane) {
+    const WmmaLane& mine = *static_cast<WmmaLane*>(slots[lane]);
+    if (mine.left != first.left || mine.right != first.right || mine.halved != halved) {
+      fail_for(fiber_of(warp, lane), 0, Fault::divergent_warp, "lane %u executes another WMMA than lane 0", lane);
+    }
+    const u32 place = lane % 16;
+    if (!halved && lane >= 16) {
+      const WmmaLane& twin = *static_cast<WmmaLane*>(slots[place]);
+      if (std::memcmp(mine.a, twin.a, 16 * bytes_of(mine.left)) || std::memcmp(mine.b, twin.b, 16 * bytes_of(mine.right))) {
+        fail_for(fiber_of(warp, lane), 0, Fault::trap,
+                 "lanes %u and %u have one row of WMMA's factors, and other numbers of it: gfx11 wants them alike", place,
+                 lane);
+      }
+    }
+    for (u32 i = 0; i < values; ++i) {
+      const u32 depth = halved ? lane / 16 * 8 + i : i;
+      a[place * 16 + depth] = value_at(first.left, mine.a, i);
+      b[depth * 16 + place] = value_at(first.right, mine.b, i);
+    }
+    for (u32 i = 0; i < 8; ++i) {
+      const double held = whole ? static_cast<const int*>(mine.d)[i] : static_cast<const float*>(mine.d)[i];
+      d[row_of(lane, i) * 16 + place] = held;
+    }
+  }
+  multiply_add(d, a, b, 16, 16, 16);
+  for (u32 lane = 0; lane < 32; ++lane) {
+    void* out = static_cast<WmmaLane*>(slots[lane])->d;
+    for (u32 i = 0; i < 8; ++i) {
+      const double sum = d[row_of(lane, i) * 16 + lane % 16];
+      if (whole) {
+        static_cast<u32*>(out)[i] = static_cast<u32>(static_cast<i64>(sum));  // modulo 2^32
+      } else {
+        static_cast<float*>(out)[i] = rounded(sum);
+      }
+    }
+  }
+}
+
+void wmma(Number left, Number right, bool halved, const void* a, const void* b, void* d, int line) {
+  require_warp_of(32, "WMMA", line);
+  WmmaLane lane{left, right, halved, a, b, d};
+  warp_collect(0xffffffffu, &lane, multiply_short_wave, line);
 }
 
 // --- ldmatrix and stmatrix: lane 8 m + r gives the address of row r of matrix m

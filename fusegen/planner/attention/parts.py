@@ -183,9 +183,10 @@ class ScoresPlan(Plan):
 
     @property
     def configuration(self) -> str:
-        """`attention 128x64 8 2`: rule, rows x keys, warps, stages."""
+        """`attention 128x64 8 2`: rule, rows x keys, warps, stages; and where queries would take twice the registers,
+        whether they stay there."""
         t = self.tile
-        return f"{self.rule} {t.rows}x{t.keys} {t.warps} {t.stages}"
+        return f"{self.rule} {t.rows}x{t.keys} {t.warps} {t.stages}" + " unheld" * (self.atom.repeated and not t.held)
 
     @property
     def facts(self) -> Mapping[str, object]:

@@ -72,6 +72,7 @@ def attention(graph: Graph, target: Target, layout: Layout) -> Iterator[Attentio
     need_narrow(found)
     keys, depth = (size_of(size, graph.sizes) for size in (found.keys, found.depth))
     mask = mask_of(found)
+    fits_any = False
     for rows, tile_keys, warps, stages in TILES if target.async_copies else WAVES:
         tile = AttentionTile(rows, tile_keys, warps, stages, held=depth <= HELD_DEPTH)
         if not deals(tile, found) or tile_keys >= 2 * max(32, keys):
@@ -80,7 +81,19 @@ def attention(graph: Graph, target: Target, layout: Layout) -> Iterator[Attentio
         if made is None and found.parts:  # as many keys as wgmma's tiles have, for which there are no registers
             made = candidate(graph, found, mask, target, layout, replace(tile, held=False, ahead=False), atom)
         if made is not None:
+            fits_any = True
             yield made
+        if atom.repeated and tile.held and depth > HELD_DEPTH // 2:  # 64 registers more, of which it may spill some
+            made = candidate(graph, found, mask, target, layout, replace(tile, held=False), atom)
+            if made is not None:
+                fits_any = True
+                yield made
+    if not fits_any:
+        width = size_of(found.width, graph.sizes)
+        raise NoMatch(
+            f"keys of {depth} numbers and values of {width}: no tile of them fits shared memory and registers of "
+            f"{target.arch}"
+        )
 
 
 def chained(target: Target, found: Recognized) -> Atom:

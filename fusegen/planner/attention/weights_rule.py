@@ -44,6 +44,10 @@ def weights(graph: Graph, target: Target, layout: Layout) -> Iterator[WeightsPla
     atom = next((a for a in target.chained if a.factors is found.dtype), None)
     if atom is None:
         raise NoMatch(f"{target.arch} has no instruction for products of {found.dtype} that stay in registers")
+    if atom.repeated:
+        raise NoMatch(
+            f"a lane of {target.arch} has every other column of a product's sums; weights are written by runs"
+        )
     keys, depth = (size_of(size, graph.sizes) for size in (found.keys, found.depth))
     mask = mask_of(found)
     for rows, tile_keys, warps, stages in TILES if target.async_copies else WAVES:

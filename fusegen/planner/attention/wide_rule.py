@@ -51,6 +51,10 @@ def attention_wide(graph: Graph, target: Target, layout: Layout) -> Iterator[Wid
     if not is_wide(found):
         raise NotFor(f"keys and values of up to {MOST_DEPTH} numbers: one warp has the sums of 16 rows")
     atom = chained(target, found)
+    if atom.kind == "wmma":
+        raise NoMatch(
+            f"keys or values of more than {MOST_DEPTH} numbers: warps that share rows go by mma.sync and MFMA"
+        )
     keys, depth, width = (size_of(size, graph.sizes) for size in (found.keys, found.depth, found.width))
     mask = mask_of(found)
     plans = []

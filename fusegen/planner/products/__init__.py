@@ -1,1 +1,1 @@
-"""Plans of kernels with matrix products: tensor cores by mma.sync, MFMA and wgmma."""
+"""Plans of kernels with matrix products: tensor cores by mma.sync, MFMA, WMMA and wgmma."""

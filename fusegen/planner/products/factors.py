@@ -23,10 +23,13 @@ from fusegen.targets.base import Target
 
 def lacking(graph: Graph, target: Target) -> str:
     """The types of the first product's factors that no kernel for the target multiplies, `f8e4m3 and f8e5m2`, or
-    `f8e4m3 in scaled blocks`, which MFMA's kernels don't sum one by one; "" where there are kernels for all."""
+    `f8e4m3 in scaled blocks`, which kernels of AMD's units don't sum one by one; "" where there are kernels for all."""
     if (both := without_unit(graph, target)) is not None:
         return " and ".join(dict.fromkeys(map(str, both)))
-    if all(atom.kind == "mfma" for atom in target.atoms) and (scaled := scaled_product(graph)) is not None:
+    if (
+        not any(atom.kind in ("mma", "wgmma") for atom in target.atoms)
+        and (scaled := scaled_product(graph)) is not None
+    ):
         kinds = [factor_kind(a, graph.storage) for a in scaled.factors]
         return " and ".join(dict.fromkeys(map(str, kinds))) + " in scaled blocks"
     return ""

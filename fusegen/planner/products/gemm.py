@@ -212,7 +212,7 @@ class GemmPlan(ProductPlan):
         """Columns, or rows of a left factor, that a thread brings of a factor that lies across K, whose tile lies along
         it: of so many neighbours in K that what it stores of each column is 16 bytes. 0: it is not brought so."""
         across = factor.tile_along and not factor.along and not factor.copied and not factor.rows_at
-        if self.atom.kind != "mfma" or not across or (self.prologue is not None and factor.mn == "rows"):
+        if self.atom.kind == "mma" or not across or (self.prologue is not None and factor.mn == "rows"):
             return 0
         extent = self.tile.rows if factor.mn == "rows" else self.tile.cols
         return extent * self.tile.k // self.slice_k_threads // self.chunk

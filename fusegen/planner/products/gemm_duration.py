@@ -171,6 +171,8 @@ def gemm_registers(tile: GemmTile, atom: Atom, dtype: DType, products: int) -> i
     unrolled whole, loads ahead."""
     sums = products * tile.accumulators(atom)
     fragments = (tile.warp_rows + products * tile.warp_cols) * atom.k * dtype.bytes // (2 * atom.threads)
+    if atom.repeated:
+        fragments *= atom.threads // atom.rows
     promoted = PROMOTED_REGISTERS if atom.sum_bits < F32_BITS else 0
     return 56 + promoted + sums + fragments * max(1, tile.k // (4 * atom.k))
 

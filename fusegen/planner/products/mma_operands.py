@@ -1,4 +1,4 @@
-"""The operands of products by mma.sync and MFMA: how each lies in memory, and how it gets into shared memory."""
+"""The operands of products by mma.sync, MFMA and WMMA: how each lies in memory, and how it gets into shared memory."""
 
 from __future__ import annotations
 

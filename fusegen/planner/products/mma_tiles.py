@@ -1,4 +1,4 @@
-"""Tiles that are worth trying for products by mma.sync and MFMA, and which of them fit a target and a chain."""
+"""Tiles that are worth trying for products by mma.sync, MFMA and WMMA, and which of them fit a target and a chain."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fusegen.planner.products.gemm_duration import gemm_registers
 from fusegen.planner.products.mma_operands import MOST_STREAMED_ROWS, MmaDraft
 from fusegen.planner.products.parts import Coding, Operand
 from fusegen.targets.atoms import Atom
+from fusegen.targets.base import Target
 
 # rows x cols x k, stages, warps down x across: of one product in an output group, and of two. k is in elements of two
 # bytes; f32 has half as many, 8 bits twice.
@@ -65,6 +66,16 @@ WAVES: Mapping[int, tuple[GemmTile, ...]] = {
     ),
     2: (GemmTile(128, 64, 32, 2, 2, 2, bands=4), GemmTile(64, 64, 32, 2, 2, 2, bands=2)),
 }
+# Of 32 lanes: twice as many warps have half of the sums each
+SHORT_WAVES: Mapping[int, tuple[GemmTile, ...]] = {
+    1: (
+        GemmTile(128, 128, 32, 2, 2, 4, bands=4),
+        GemmTile(128, 64, 32, 2, 4, 2, bands=2),
+        GemmTile(64, 128, 32, 2, 2, 4, bands=2),
+        GemmTile(64, 64, 32, 2, 2, 2),
+    ),
+    2: (GemmTile(128, 64, 32, 2, 4, 2, bands=4), GemmTile(64, 64, 32, 2, 2, 2, bands=2)),
+}
 # Which have the 128 columns of groups that quantization goes by: a warp, or by way of shared memory a tile
 GROUPED: Mapping[int, tuple[GemmTile, ...]] = {
     1: (
@@ -75,6 +86,7 @@ GROUPED: Mapping[int, tuple[GemmTile, ...]] = {
     2: (GemmTile(64, 128, 64, 3, 2, 4, by_shared=True), GemmTile(64, 128, 32, 4, 2, 4, by_shared=True)),
 }
 GROUPED_WAVES: Mapping[int, tuple[GemmTile, ...]] = {2: (GemmTile(64, 128, 32, 2, 2, 2, bands=2),)}
+GROUPED_SHORT_WAVES: Mapping[int, tuple[GemmTile, ...]] = {2: (GemmTile(64, 128, 32, 2, 2, 4, bands=2),)}
 MOST_SUMS = 2048  # of one warp: 64 registers a thread
 MOST_AHEAD_ELEMENTS = 4096  # elements of the left operand in one slice: the compiler loads fragments of all of it ahead
 STREAM_COLS = (16, 32, 64)
@@ -93,10 +105,10 @@ def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
     if drawn.coding:
         yield from streams(drawn)
         return
-    shared = TILES if drawn.target.async_copies else WAVES
+    shared, grouped = tables(drawn.target)
     usual = shared.get(drawn.together, ())
     if drawn.hoisted.grouped:
-        usual += (GROUPED if drawn.target.async_copies else GROUPED_WAVES).get(drawn.together, ())
+        usual += grouped.get(drawn.together, ())
     # deep slices of 8 bits that threads bring a byte at a time take more registers than there are
     shallow = tuple(t for t in usual if (t.rows, t.cols) == (64, 64) and drawn.deep(t) != t)
     for tile in (*map(drawn.deep, usual), *shallow):
@@ -107,6 +119,13 @@ def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
                     yield split, atom_of(drawn)
     if drawn.rows <= MOST_STREAMED_ROWS or drawn.together not in shared:
         yield from streams(drawn)
+
+
+def tables(target: Target) -> tuple[Mapping[int, tuple[GemmTile, ...]], Mapping[int, tuple[GemmTile, ...]]]:
+    """The usual tiles, and those of grouped columns."""
+    if target.async_copies:
+        return TILES, GROUPED
+    return (WAVES, GROUPED_WAVES) if target.warp == 64 else (SHORT_WAVES, GROUPED_SHORT_WAVES)
 
 
 def atom_of(drawn: MmaDraft, streams: bool = False) -> Atom:
