@@ -137,7 +137,9 @@ def analyse_nodes(
 
 def held(arg: Bounded) -> Bounded:
     """What an op reads of it: an f32, which may have become infinite where float64 has a number."""
-    if arg.value.dtype != np.float64:
+    if arg.value.dtype != np.float64 or arg.value.size == 0:
+        return arg
+    if max(arg.value.max(), -arg.value.min()) + arg.error.max() <= f32.largest:  # of NaN and infinities that is false
         return arg
     left = (np.abs(arg.value) + arg.error > f32.largest) & np.isfinite(arg.value)
     return Bounded(arg.value, np.where(left, np.inf, arg.error)) if left.any() else arg

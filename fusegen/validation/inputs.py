@@ -314,7 +314,8 @@ def weights(graph: Graph, tensor: Tensor, shape: tuple[int, ...], room: Room, se
     """A right factor. By turns, its columns [K] are as the setting has them, each number twice (what alternates on the
     left cancels), and all ones (what is left of a left row is its sum); of f32, half of the latter such that cutting
     them off adds up."""
-    made = np.clip(setting.vector(room), -room.dtype.largest, room.dtype.largest).reshape(shape)
+    made = setting.vector(room)
+    made = np.clip(made, -room.dtype.largest, room.dtype.largest, out=made).reshape(shape)
     columns = made if not transposed(graph, tensor, right=True) else np.swapaxes(made, -1, -2)  # [.., K, N]
     if setting is USUAL:
         depth = columns.shape[-2]

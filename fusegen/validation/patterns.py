@@ -34,7 +34,11 @@ class Room:
         return self.rows, self.cols
 
     def normal(self) -> Array:
-        return self.rng.standard_normal(self.shape)
+        """Normal numbers; of many each is one of MANY, whose drawing takes a tenth of the time."""
+        if self.rows * self.cols < 4 * MANY:
+            return self.rng.standard_normal(self.shape)
+        drawn: Array = self.rng.standard_normal(MANY)[self.rng.integers(0, MANY, self.shape, np.uint16)]
+        return drawn
 
     def column(self) -> Array:
         """One random column in each row, as an index array."""
@@ -43,6 +47,7 @@ class Room:
 
 Make = Callable[[Room], Array]
 NAN = np.uint64(2**63 - 1).view(np.float64)  # all bits set, as NVIDIA's arithmetic gives it: an addition carries out
+MANY = 2**16  # all that 16 bits count
 BELOW_TF32 = 1 + 2.0**-10 - 2.0**-23  # the f32 before a tf32: as near to that as cutting 13 bits off is far away
 
 

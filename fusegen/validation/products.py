@@ -50,6 +50,7 @@ from fusegen.validation.bounded import Bounded, bounded
 Array = np.ndarray[Any, np.dtype[Any]]
 
 STEP = 16  # products that one instruction adds, or two instructions one after another
+LINES, COLUMNS = 512, 256  # of K and of the sums' columns, at a time: 1 MiB
 ULPS = 24.0 * 2.0**-23  # of a step
 FLUSHED = 2.0**-126  # products and sums below may become 0
 
@@ -104,7 +105,7 @@ def product_error(
     a: Array, a_error: Array, b: Array, b_error: Array, value: Array, how: Summed, bits: int = F32_BITS
 ) -> Array:
     """The bound on a @ b = `value`, whose factors are off by the errors given; `bits`: of sums while they are made."""
-    whole_a, whole_b = (np.where(np.isfinite(x), x, 0.0) for x in (a, b))
+    whole_a, whole_b = finite(a), finite(b)
     summing = summing_error(whole_a, whole_b, how) if bits == F32_BITS else short_error(whole_a, whole_b, how, bits)
     error = summing + whole_a.shape[-1] * FLUSHED
     size = np.abs(whole_a) @ np.abs(whole_b)
@@ -115,16 +116,25 @@ def product_error(
     error = np.where(np.isnan(error) | (size + error > f32.largest), np.inf, error)
     zero = (size == 0) & (error <= whole_a.shape[-1] * FLUSHED)  # nothing but zeros: exactly that
     error = np.where(zero, 0.0, error)
-    lost = meet(np.isinf(a), vanishing(b, b_error)) | meet(vanishing(a, a_error), np.isinf(b))
-    error = np.where(lost, np.inf, error)  # NaN if the one is multiplied as 0, and else an infinity
+    # an infinity times what may be multiplied as 0, and may not, is NaN or an infinity
+    if whole_a is not a and b_error.any():
+        error = np.where(meet(np.isinf(a), vanishing(b, b_error)), np.inf, error)
+    if whole_b is not b and a_error.any():
+        error = np.where(meet(vanishing(a, a_error), np.isinf(b)), np.inf, error)
     # an infinity or a NaN among the factors decides, unless the factors themselves are not known
     return np.where(np.isfinite(value) | np.isinf(error), error, 0.0)
 
 
 def unless_too_large(found: Bounded, left: Array, codes: Array) -> Bounded:
     """A product of codes [N, K], of which nothing is known where sums before they are scaled may leave f32's range."""
-    whole_left, whole_codes = (np.abs(np.where(np.isfinite(x), x, 0.0)) for x in (left, codes))
+    whole_left, whole_codes = np.abs(finite(left)), np.abs(finite(codes))
     return bounded(found.value, np.where(whole_left @ whole_codes.T > f32.largest, np.inf, found.error))
+
+
+def finite(x: Array) -> Array:
+    """The same with 0 for what is not finite; x itself where all is."""
+    known = np.isfinite(x)
+    return x if known.all() else np.where(known, x, 0.0)
 
 
 def vanishing(value: Array, error: Array) -> Array:
@@ -140,29 +150,40 @@ def meet(a: Array, b: Array) -> Array:
 
 
 def summing_error(a: Array, b: Array, how: Summed) -> Array:
-    """Of the additions: finite factors only."""
+    """Of the additions: finite factors only. Some columns at a time, whose sums stay in a CPU's cache."""
+    columns = range(0, max(1, b.shape[-1]), COLUMNS)
+    return np.concatenate([summing_error_of(a, b[..., start : start + COLUMNS], how) for start in columns], -1)
+
+
+def summing_error_of(a: Array, b: Array, how: Summed) -> Array:
     depth = a.shape[-1]
     slice_k = how.k or depth
-    total: Any = np.zeros(())
-    steps = [(k, min(k + STEP, depth)) for k in range(0, depth, STEP)]
-    norms_a = np.stack([np.sqrt(np.square(a[..., k:end]).sum(-1)) for k, end in steps], -1)
-    norms_b = np.stack([np.sqrt(np.square(b[..., k:end, :]).sum(-2)) for k, end in steps], -2)
-    merged: Any = np.zeros(())
-    scaling: Any = np.zeros(())
-    for share in range(how.split_k):
-        partial: Any = np.zeros(())
-        group: Any = np.zeros(())  # of `partial`, what is not scaled yet
-        for k, end in steps:
-            if k // slice_k % how.split_k == share:
-                own = a[..., k:end] @ b[..., k:end, :]
-                total = total + np.abs(group if how.scaled else partial)
-                partial, group = partial + own, group + own
-                if how.scaled and end % how.scaled == 0:
-                    scaling = scaling + np.abs(group) + np.abs(partial)
-                    group = np.zeros(())
-        merged = merged + np.abs(partial)
-    merging = merged * (2.0**-23 * how.split_k) if how.split_k > 1 else 0.0
-    return np.asarray(ULPS * (total + norms_a @ norms_b) + merging + 2.0**-23 * scaling)
+    own = a[..., :1] @ b[..., :1, :]
+    total, scaling, size = (np.zeros(own.shape) for _ in range(3))
+    partials = [np.zeros(own.shape) for _ in range(how.split_k)]
+    groups = [np.zeros(own.shape) if how.scaled else partial for partial in partials]  # what is not scaled yet
+    norms_a, norms_b = [], []
+    for start in range(0, depth, LINES):
+        # rows of b next to each other, which those of a transposed one are not
+        rows, lines = a[..., start : start + LINES], np.ascontiguousarray(b[..., start : start + LINES, :])
+        for k in range(0, rows.shape[-1], STEP):
+            left, right = rows[..., k : k + STEP], lines[..., k : k + STEP, :]
+            norms_a.append(np.sqrt(np.square(left).sum(-1)))
+            norms_b.append(np.sqrt(np.square(right).sum(-2)))
+            share = (start + k) // slice_k % how.split_k
+            partial, group = partials[share], groups[share]
+            total += np.abs(group, out=size)
+            np.matmul(left, right, out=own)
+            partial += own
+            if how.scaled:
+                group += own
+                if min(start + k + STEP, depth) % how.scaled == 0:
+                    scaling += np.abs(group, out=size)
+                    scaling += np.abs(partial, out=size)
+                    group[:] = 0.0
+    merging = sum(map(np.abs, partials)) * (2.0**-23 * how.split_k) if how.split_k > 1 else 0.0
+    norms = np.stack(norms_a, -1) @ np.stack(norms_b, -2)
+    return np.asarray(ULPS * (total + norms) + merging + 2.0**-23 * scaling)
 
 
 def block_product(args: Sequence[Bounded], how: Summed, bits: int) -> Bounded:
