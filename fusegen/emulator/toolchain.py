@@ -33,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,7 @@ log = logging.getLogger("fusegen.emulator")
 _HERE = Path(__file__).parent
 _DIALECT = _HERE / "dialect"
 _RUNTIME = _HERE / "runtime"
+RUNTIME_PARTS = 4
 KERNEL_FILE = "fusegen_kernel.cu"  # what the compiler believes the source is called; the cache needs no file names
 INSTALL_HINT = "install one with `apt install g++` (both builds) or `pip install ziglang` (the fast build only)"
 _OLDEST = {"gcc": 12, "clang": 15}  # the first with -ftrivial-auto-var-init and, on x86-64, _Float16 in C++
@@ -221,25 +223,50 @@ def _digest(*parts: bytes) -> str:
     return total.hexdigest()
 
 
-def build_runtime(found: Compiler, *, check: bool, cache: Path | None, extra: Sequence[str] = ()) -> Path:
-    """The runtime library of a build: one shared library for all kernels, since it holds thread-local state.
-
-    Its sources are compiled as one: each by itself, they take three times as long, most of it to read the same headers.
-    """
+def runtime_library(found: Compiler, *, check: bool, extra: Sequence[str] = ()) -> tuple[Path, LibraryKey, list[str]]:
+    """Where the runtime library of a build lies once it is there, what it depends on, and its compiler's flags."""
     flags = [*_RUNTIME_FLAGS, *_machine_flags(), *(["-DSIMT_CHECK"] if check else []), *extra]
     build = "check" if check else "fast"
     key = LibraryKey("emulator runtime", build, _runtime_text(), found.version, " ".join(flags), _processor(),
                      _headers())  # fmt: skip
-    path = workplace() / f"simt_{build}_{key.digest[:24]}.so"
+    return workplace() / f"simt_{build}_{key.digest[:24]}.so", key, flags
+
+
+def build_runtime(found: Compiler, *, check: bool, cache: Path | None, extra: Sequence[str] = ()) -> Path:
+    """The runtime library of a build: one shared library for all kernels, since it holds thread-local state.
+
+    Its sources are compiled in parts at the same time, each of several sources: each by itself, they take twice as long
+    in all, most of it to read the same headers.
+    """
+    path, key, flags = runtime_library(found, check=check, extra=extra)
 
     def make(library: Path) -> str | None:
-        whole, sources = library.with_name("runtime.cpp"), sorted(_RUNTIME.glob("*.cpp"))
-        whole.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
-        return _run([*found.command, *flags, "-shared", f"-Wl,-soname,{path.name}", str(whole), "-lpthread"], library)
+        def compiled(number: int, sources: Sequence[Path]) -> str | None:
+            whole = library.with_name(f"runtime_{number}.cpp")
+            whole.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
+            return _run([*found.command, *flags, "-c", str(whole)], whole.with_suffix(".o"))
+
+        parts = runtime_parts()
+        with ThreadPoolExecutor(len(parts)) as pool:
+            logs = [log for log in pool.map(compiled, range(len(parts)), parts) if log is not None]
+        if logs:
+            return "\n".join(logs)
+        objects = [str(library.with_name(f"runtime_{number}.o")) for number in range(len(parts))]
+        link = ["-shared", f"-Wl,-soname,{path.name}", *objects, "-lpthread"]
+        return _run([*found.command, *flags, *link], library)
 
     if (log := _provide(path, key, cache, make)) is not None:
         raise EmulatorBuildError(f"`{found}` can't compile the emulator's own runtime\n{log}", log)
     return path
+
+
+def runtime_parts() -> list[list[Path]]:
+    """The runtime's sources in parts of much the same size, the largest sources first."""
+    parts: list[list[Path]] = [[] for _ in range(RUNTIME_PARTS)]
+    sizes = {source: source.stat().st_size for source in sorted(_RUNTIME.glob("*.cpp"))}
+    for source in sorted(sizes, key=lambda source: -sizes[source]):
+        min(parts, key=lambda part: sum(sizes[other] for other in part)).append(source)
+    return parts
 
 
 def build_kernel(
@@ -254,7 +281,7 @@ def build_kernel(
     tests.
     """
     found = compiler_for(check=check)
-    beside = runtime or build_runtime(found, check=check, cache=cache)
+    beside = runtime or runtime_library(found, check=check)[0]
     arithmetic = f"-ffp-contract={'fast' if contract else 'off'}"
     own = ("-O1" if contract else "-Og", *_CHECK) if check else _FAST
     flags = [*_COMMON, arithmetic, *_machine_flags(), *own, f"-DSIMT_WARP={warp}", *extra]
@@ -273,9 +300,14 @@ def build_kernel(
                            "-x", "c++", "-c", str(source)]  # fmt: skip
         if (log := _run(compile_command, compiled)) is not None:
             return log
+        runtime_is_there.result()
         return _run([*found.command, str(compiled), str(beside), *link], library)
 
-    return path, _provide(path, key, cache, make)
+    with ThreadPoolExecutor(1) as pool:  # the first time on a machine the runtime is made meanwhile
+        runtime_is_there = pool.submit(lambda: runtime or build_runtime(found, check=check, cache=cache))
+        log = _provide(path, key, cache, make)
+        runtime_is_there.result()
+    return path, log
 
 
 def precompiled_dialect(found: Compiler, flags: Sequence[str], *, build: str, cache: Path | None) -> Path:
