@@ -29,8 +29,7 @@ from fusegen.validation.accumulation import accumulations
 from fusegen.validation.bounds import analyse_nodes, held
 from fusegen.validation.compare import Compared, Figures, figures, judged, largest_errors
 from fusegen.validation.emulated import NAME as EMULATED
-from fusegen.validation.emulated import REASON, twin
-from fusegen.validation.grouped import behind, in_groups
+from fusegen.validation.grouped import in_groups
 from fusegen.validation.in_place import NAME as IN_PLACE
 from fusegen.validation.in_place import overwriting, reason_of, side_by_side
 from fusegen.validation.inputs import (
@@ -50,6 +49,7 @@ from fusegen.validation.inputs import (
 from fusegen.validation.invariance import other_batches, rows_at, same_as_contiguous
 from fusegen.validation.judging import failing, overwritten, steps, unnamed_rows
 from fusegen.validation.judging import judged as judged_with_laws
+from fusegen.validation.last_rows import emulating, last_launch, note_last
 from fusegen.validation.launches import folding, most_rows, narrowed, other_order, row_counts
 from fusegen.validation.memory import (
     CONTIGUOUS,
@@ -124,6 +124,9 @@ def validate(
     need_numbers(seed, rows)
     checks = Checks(kernel, seed, frozenset(cases) if cases is not None else None)
     most = QUICK_ELEMENTS if quick else FULL_ELEMENTS
+    emulated = None
+    if kernel.device.kind != "emulator" and checks.wants(EMULATED):
+        emulated = emulating(checks, FULL_ELEMENTS if kernel.plan.graph.products else QUICK_ELEMENTS, quick)
     checks.ragged(most)
     other_batches(checks, kernel, lambda sizes: checks.reference, quick)
     checks.malice(most, 1 if quick else len(main_tensors(kernel.plan.graph)), USUAL)
@@ -143,9 +146,9 @@ def validate(
     if cases is None:
         checks.require_judged()
     where = place_of(kernel)
-    if kernel.device.kind != "emulator" and checks.wants(EMULATED):
+    if emulated is not None:
         try:
-            checks.emulated(quick)
+            emulated()
         except MissingError as missing:
             where += f"; races were not looked for: {str(missing).splitlines()[0]}"
     return Report(kernel.plan.name, where, seed, tuple(checks.found))
@@ -189,9 +192,28 @@ class Checks:
 
     # ---------------------------------------------------------------- what is checked
 
-    def ragged(self, most: int, once: bool = False) -> None:
-        """A launch that fills no last block, then the same again, then some of its rows alone. `once`: where it can be
-        one launch, as the last rows of many, it is no other."""
+    def ragged(self, most: int) -> None:
+        """A launch that fills no last block, then the same again, then some of its rows alone."""
+        operands = self.ragged_operands(most)
+        if not self.wants(NORMAL.name, "again", "apart"):
+            return
+        first = self.launch_case(NORMAL.name, NORMAL.reason, operands)
+        if first is None:
+            return
+        self.normal, sizes = (operands, first), operands.sizes
+        for pattern, setting in (GENTLE, GENTLE_SETTING), (STEADY, STEADY_SETTING):
+            if min(self.judged.values(), default=1.0) < LEAST_BOUNDED:
+                other = make_operands(self.plan, sizes, self.rng(pattern.name), (pattern,), setting)
+                self.launch_case(pattern.name, pattern.reason, other)
+        self.again(operands, first)
+        self.apart(operands, first)
+        if last := last_launch(self, operands, alone=False):
+            note_last(self, operands, last, failing(last.run), first)
+        if self.graph.products and self.wants(UNIT_SETTING.name):
+            self.promise(make_operands(self.plan, sizes, self.rng(UNIT_SETTING.name), (NORMAL,), UNIT_SETTING))
+
+    def ragged_operands(self, most: int) -> Operands:
+        """Of a launch that fills no last block."""
         block = self.plan.rows_per_block
         if self.plan.flat:  # one element short of whole vectors
             sizes = sizes_for(self.plan, 2 * block - 1)
@@ -200,22 +222,7 @@ class Checks:
             count = max(2 * block + 1, 2 * self.deep())
             fewest = 3 if self.plan.folded else 2  # blocks enough for a line and a rest of one
             sizes = sizes_for(self.plan, max(fewest, min(count, most_rows(self.plan, most))), outer)
-        operands = make_operands(self.plan, sizes, self.rng(NORMAL.name))
-        if not self.wants(NORMAL.name, "again", "apart") or (once and self.last_rows(operands)):
-            return
-        first = self.launch_case(NORMAL.name, NORMAL.reason, operands)
-        if first is None:
-            return
-        self.normal = operands, first
-        for pattern, setting in (GENTLE, GENTLE_SETTING), (STEADY, STEADY_SETTING):
-            if min(self.judged.values(), default=1.0) < LEAST_BOUNDED:
-                other = make_operands(self.plan, sizes, self.rng(pattern.name), (pattern,), setting)
-                self.launch_case(pattern.name, pattern.reason, other)
-        self.again(operands, first)
-        self.apart(operands, first)
-        self.last_rows(operands, first)
-        if self.graph.products and self.wants(UNIT_SETTING.name):
-            self.promise(make_operands(self.plan, sizes, self.rng(UNIT_SETTING.name), (NORMAL,), UNIT_SETTING))
+        return make_operands(self.plan, sizes, self.rng(NORMAL.name))
 
     def promise(self, operands: Operands) -> None:
         """What products promise beyond their bounds, on numbers as layers have them."""
@@ -280,29 +287,6 @@ class Checks:
     def strict(self) -> bool:
         """Does the device allow a kernel no byte but those it is given?"""
         return self.kernel.device.kind == "emulator" and bool(getattr(self.kernel.device, "check", False))
-
-    def last_rows(self, operands: Operands, first: list[Array] | None = None) -> bool:
-        """The same rows as the last of as many as a launch takes, by numbers that need 64 bits: bitwise the same as
-        the `first` ones, or without these judged by themselves. Whether that can be."""
-        name, dim = "last rows", far.outer_dim(self.plan, free_dims(self.plan, self.plan.flat))
-        able = dim and self.strict and not self.summed and not self.graph.scatters
-        skip = far.left_out(self.plan, operands.sizes, dim) if dim and able else 0
-        # rows that know their number are others there
-        others = (self.deep() and str(self.graph.shape[-2]) == dim) or draws(self.graph)
-        if not skip or not self.wants(name, NORMAL.name) or (others and first is None):
-            return False
-        inputs, outputs, values = self.placed(replace(operands, values=behind(self.graph, operands.values, skip)))
-        views = {t.name: placed.view for t, placed in zip(self.arrays, (*inputs, *outputs), strict=True)}
-        problem = failing(far.launch_last, self.kernel, views, values, operands.sizes, dim, skip)
-        found = [] if problem else [view.numpy() for view in list(views.values())[len(inputs) :]]
-        reason = f"the rows behind {skip} of {dim}: their numbers or their places need more than 32 bits"
-        if first is None:
-            compared, doubt = self.judge(operands, found) if found else ([], "")
-            self.note_figures(name, reason, operands.text(self.graph), figures(compared), problem or doubt)
-        else:
-            kept = found and not others
-            self.same(name, reason, operands, found if kept else [], first if kept else [], problem)
-        return True
 
     def in_place(self) -> None:
         """Outputs over operands, as many at once as there may be, by strides of whole vectors and by odd ones."""
@@ -413,15 +397,6 @@ class Checks:
             arrays = [name for name in arrays if name in factors]
         arranged = dict.fromkeys(arrays if everywhere else arrays[:1], how)
         same_as_contiguous(self, name, operands, self.launch_case(f"layout: {name}", reason, operands, arranged))
-
-    def emulated(self, quick: bool) -> None:
-        """A ragged launch of the kernel's twin in the checking emulator, and its rows as the last ones of many: with
-        `quick` these alone, where they can be judged. Raises MissingError where there is none."""
-        other = Checks(twin(self.kernel), self.seed, frozenset({NORMAL.name}))
-        other.ragged(FULL_ELEMENTS if self.graph.products else QUICK_ELEMENTS, once=quick)
-        wrong = [case for case in other.found if not case.ok]
-        first = (wrong or other.found)[0]
-        self.found.append(replace(first, name=EMULATED, reason=REASON))
 
     # ---------------------------------------------------------------- launching and judging
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -73,10 +74,11 @@ def left_out(plan: Plan, sizes: Sizes, dim: str) -> int:
     return max(0, indices // even * even)
 
 
-def launch_last(
+def last_launch(
     kernel: Kernel, views: Mapping[str, ArrayView], values: Sequence[float], sizes: Sizes, dim: str, skip: int
-) -> None:
-    """Launch `kernel` over the rows of `views` and `skip` indices of `dim` before them; run the blocks of the former.
+) -> Callable[[], None]:
+    """The launch of `kernel` over the rows of `views` and `skip` indices of `dim` before them, which runs the blocks of
+    the former. It may be called in another thread.
 
     Raises KernelError as a call does.
     """
@@ -89,7 +91,9 @@ def launch_last(
     first = before.of(*extents(plan, {**sizes, dim: skip}))
     last = wide.blocks(*extents(plan, {**sizes, dim: skip + sizes[dim]}))
     memory = [buffer(graph, name, view.span) for name, view in views.items()]
-    launch(record, replace(record.launch, blocks=last), far, values, memory, blocks_of(plan, first, last))
+    return partial(
+        launch, record, replace(record.launch, blocks=last), far, values, memory, blocks_of(plan, first, last)
+    )
 
 
 def blocks_of(plan: Plan, first: int, last: int) -> range:

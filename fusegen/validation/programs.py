@@ -148,7 +148,7 @@ class ProgramChecks(Checks):
 
     # ---------------------------------------------------------------- what is checked
 
-    def ragged(self, most: int, once: bool = False) -> None:
+    def ragged(self, most: int) -> None:
         """A launch that fills no last block, the same as users call it, then some of its rows alone."""
         plan = self.program.plan
         block = max(step.plan.rows_per_block for step in plan.steps)

@@ -151,7 +151,7 @@ def test_indices_beyond_32_bits(target: Target) -> None:
     views = {}
     for name in ("x", "out"):
         views[name] = place(kernel.device, np.zeros((3, 24), np.float32), f32, Arrangement(), 0).view
-    far.launch_last(kernel, views, (4, 9), sizes, "M", skip)
+    far.last_launch(kernel, views, (4, 9), sizes, "M", skip)()
     assert skip * 24 > 2**34
     np.testing.assert_array_equal(views["out"].numpy(), units((3, 24), 4, 9, first=skip * 24))
 

@@ -19,7 +19,8 @@ from fusegen.runtime.finding import find
 from fusegen.runtime.kernel import Kernel
 from fusegen.targets import H200
 from fusegen.validation import emulated, far
-from fusegen.validation.checks import Checks
+from fusegen.validation.checks import FULL_ELEMENTS, Checks
+from fusegen.validation.last_rows import emulating
 from tests.specs import SHIPPED
 
 try:
@@ -49,38 +50,42 @@ def checks_of(spec: Chain, edit: Callable[[str], str] = str) -> Checks:
     return Checks(Kernel(replace(source, text=text), None, find(H200, "emulator", check=False), None), 0, None)  # type: ignore[arg-type]
 
 
+def emulate(checks: Checks, quick: bool = True) -> None:
+    emulating(checks, FULL_ELEMENTS, quick)()
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The launches of a twin, in order."""
     found: list[str] = []
-    last, call = far.launch_last, Kernel.call
+    last, call = far.last_launch, Kernel.call
 
-    def launch_last(*given: Any) -> None:
+    def last_launch(*given: Any) -> Callable[[], None]:
         found.append("last rows")
-        last(*given)
+        return last(*given)
 
     def call_kernel(kernel: Kernel, /, *operands: Any, **more: Any) -> Any:
         found.append("rows")
         return call(kernel, *operands, **more)
 
-    monkeypatch.setattr(far, "launch_last", launch_last)
+    monkeypatch.setattr(far, "last_launch", last_launch)
     monkeypatch.setattr(Kernel, "call", call_kernel)
     return found
 
 
 def test_a_first_build_launches_the_last_of_many_rows_alone(launched: list[str]) -> None:
     checks = checks_of(normed)
-    checks.emulated(quick=True)
+    emulate(checks)
     assert launched == ["last rows"]
     (case,) = checks.found
     assert (case.name, case.ok, case.bounded) == (emulated.NAME, True, 1.0)
-    checks.emulated(quick=False)
+    emulate(checks, quick=False)
     assert launched[1:] == ["rows", "last rows"]
 
 
 def test_rows_that_know_their_number_are_launched_as_the_first(launched: list[str]) -> None:
     checks = checks_of(numbered)
-    checks.emulated(quick=True)
+    emulate(checks)
     assert launched[0] == "rows"
     assert checks.found[0].ok
 
@@ -90,13 +95,13 @@ def test_a_wait_that_is_missing_is_found(quick: bool) -> None:
     text = checks_of(normed).kernel.source.text
     assert "__syncthreads();" in text
     checks = checks_of(normed, lambda text: text.replace("__syncthreads();", "", 1))
-    checks.emulated(quick)
+    emulate(checks, quick)
     assert "race" in checks.found[0].problem
 
 
 def test_wrong_numbers_of_the_last_rows_are_found() -> None:
     checks = checks_of(normed, lambda text: text.replace("rsqrtf(", "1.01f * rsqrtf("))
-    checks.emulated(quick=True)
+    emulate(checks)
     assert "are wrong" in checks.found[0].problem
 
 
