@@ -12,7 +12,7 @@ import numpy as np
 
 from fusegen.errors import RequestError
 from fusegen.language.axes import reduced_axes
-from fusegen.language.graph import Graph, Kind, Node, Tensor, behind
+from fusegen.language.graph import Graph, Kind, Node, Tensor, behind, once_per_graph
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import Dim, DType, b8, f32, i32, i64, size_of
 from fusegen.planner.attention.operands import attention_uses, weights_uses
@@ -36,6 +36,7 @@ from fusegen.validation.patterns import (
     Setting,
     by_tf32,
     safe_magnitude,
+    uniform_scale,
 )  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -353,9 +354,19 @@ def shared(graph: Graph, tensor: Tensor, shape: tuple[int, ...], room: Room, set
             made = room.rng.integers(int(tensor.dtype.least), int(tensor.dtype.largest) + 1, room.shape)
         return made.reshape(shape).astype(tensor.dtype.numpy) if shape else int(made.flat[0])
     make = setting.row if not shape or shape[-1] == 1 else setting.vector
+    if not shape and setting.row is uniform_scale and tensor.node in chances(graph):
+        return float(np.float32(room.rng.uniform(0.1, 0.6)))
     if not shape:
         return float(np.float32(make(Room(room.rng, 1, 1, f32, room.safe)).flat[0]))
     return np.clip(make(room), -room.dtype.largest, room.dtype.largest).reshape(shape).astype(tensor.dtype.numpy)
+
+
+@once_per_graph
+def chances(graph: Graph) -> frozenset[Node]:
+    """The values that random numbers in [0, 1) are compared with: of others, such as a scale of 2, a dropout leaves
+    nothing, and whatever was drawn would be right."""
+    tests = [n for n in graph.nodes if n.op.name in ("lt", "le", "gt", "ge")]
+    return frozenset(a for n in tests if any(b.op.name == "to_unit" for b in n.inputs) for a in n.inputs)
 
 
 def integer_rows(room: Room) -> Array:

@@ -109,16 +109,18 @@ class Products(Draft):
         return Left(term, term, computed=True)
 
     def normalized(self, left: Left) -> Left:
-        """RMSNorm: its scale is behind the product, its gain before."""
+        """RMSNorm: its scale is behind the product, its gain before. Of a second one both may be before it, where a
+        kernel of its own stores the factor."""
         a = left.term
         gain = self.operand(self.vector(), ["K"], "g") if self.random.random() < 0.7 else None
         text = f"F.rmsnorm({a.text}{', ' + gain.text if gain else ''})"
         term = self.let(text, "f", a.shape, lambda x, g=None: rows.rmsnorm(x, g, 1e-6), [a, gain] if gain else [a])
+        if left.behind:
+            return Left(term, term, computed=True)
         scale = unnamed(lambda x: rows.rms_scale(x, 1e-6), [a])
-        behind = unnamed(arithmetic.mul, [left.behind, scale]) if left.behind else scale
         if gain is None:
-            return Left(term, left.multiplied, behind, left.computed)
-        return Left(term, unnamed(arithmetic.mul, [left.multiplied, gain]), behind, computed=True)
+            return Left(term, left.multiplied, scale, left.computed)
+        return Left(term, unnamed(arithmetic.mul, [left.multiplied, gain]), scale, computed=True)
 
     def times(self, left: Left, other: Term) -> Left:
         """An operand may be infinite, and so stays before the product."""

@@ -18,10 +18,12 @@ from fusegen.language.reference import load_reference, reference_source
 from fusegen.language.spec import Chain
 from fusegen.pipeline import compile
 from fusegen.planner import candidates
+from fusegen.planner import plan as best_plan
 from fusegen.planner.model import Layout, RowPlan, Source
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import H200, MI300X, Target
 from fusegen.validation import far
+from fusegen.validation.inputs import make_operands, sizes_for
 from fusegen.validation.memory import Arrangement, place
 from tests.row_plans import row_plans
 
@@ -299,3 +301,16 @@ def test_seeds_are_words_of_32_bits(target: Target) -> None:
 
     x = np.zeros((2, 8), np.float32)
     np.testing.assert_array_equal(run(spec, target, x), units((2, 8), -1, -(2**31)))
+
+
+def test_validation_drops_some_and_not_all() -> None:
+    """By a run-time chance of 2 nothing is left, and any random bits are right."""
+
+    @chain(M=8, N=64)
+    def dropped(x: f32[M, N], p: f32, seed: i32) -> f32[M, N]:
+        return F.dropout(x, p, seed, 0)
+
+    made = best_plan(dropped.graph, H200)
+    sizes = sizes_for(made, 8)
+    for seed in range(20):
+        assert 0.1 <= make_operands(made, sizes, np.random.default_rng(seed)).values[1] <= 0.6
