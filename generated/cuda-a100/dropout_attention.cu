@@ -7,7 +7,7 @@
 //         return F.dropout(F.softmax(scores), p, seed, offset) @ v, F.logsumexp(scores)
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     128 queries a block of 8 warps, tiles of 128 keys, the next tile copied meanwhile; of keys
+// tile     64 queries a block of 4 warps, tiles of 64 keys, the next tile copied meanwhile; of keys
 //          behind the last that a block's rows need, none are read; conditions are tested in tiles that
 //          an end cuts
 // traffic  134.7 MB moved, 134.7 MB ideal, 4429.7 MB with products apart, 11947.5 MB unfused in 7
@@ -98,13 +98,13 @@ __device__ __forceinline__ void philox_words(unsigned (&words)[4], long long ind
 }
 
 // queries of a block, keys of a tile, and all keys
-constexpr int tile_rows = 128, tile_keys = 128, keys = 4096, threads = 256;
+constexpr int tile_rows = 64, tile_keys = 64, keys = 4096, threads = 128;
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
 // of 8 lines lies in different banks
 constexpr int q_pitch = 136, k_pitch = 136, v_pitch = 136;
-constexpr int v_at = 17408, stage_elements = 34816;  // of a tile's values, and to the next stage
+constexpr int v_at = 8704, stage_elements = 17408;  // of a tile's values, and to the next stage
 constexpr int stage_bytes = 2 * stage_elements;
-constexpr int q_at = 34816;
+constexpr int q_at = 17408;
 constexpr int sums_stride = 132;  // floats of a row of sums
 
 __device__ __forceinline__ long long least(long long a, long long b) {
@@ -194,7 +194,7 @@ __device__ __forceinline__ void multiply_add(
       : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right_0), "r"(right_1));
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 dropout_attention(
     const __nv_bfloat16* __restrict__ q_ptr,
     const __nv_bfloat16* __restrict__ k_ptr,
@@ -255,11 +255,11 @@ dropout_attention(
   const auto copy_tile = [&](int key0, int stage) {
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
-      copy_chunk<8>(k_to + v * (16 * k_pitch * 2) + stage * stage_bytes, k_from + (key0 + v * 16) * k_ld, 8);
+      copy_chunk<8>(k_to + v * (8 * k_pitch * 2) + stage * stage_bytes, k_from + (key0 + v * 8) * k_ld, 8);
     }
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
-      copy_chunk<8>(v_to + v * (16 * v_pitch * 2) + stage * stage_bytes, v_from + (key0 + v * 16) * v_ld, 8);
+      copy_chunk<8>(v_to + v * (8 * v_pitch * 2) + stage * stage_bytes, v_from + (key0 + v * 8) * v_ld, 8);
     }
     commit_copies();
   };
@@ -267,7 +267,7 @@ dropout_attention(
   // the queries, which all tiles of keys are multiplied with
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    copy_chunk<8>(q_to + v * (16 * q_pitch * 2), q_from + v * 16 * q_stride_S, q_row + v * 16 < rows_here ? 8 : 0);
+    copy_chunk<8>(q_to + v * (8 * q_pitch * 2), q_from + v * 8 * q_stride_S, q_row + v * 8 < rows_here ? 8 : 0);
   }
   if (first_key < end_key) copy_tile(first_key, 0);
   commit_copies();
@@ -312,11 +312,11 @@ dropout_attention(
     }
 
     // a warp's 16 queries times the tile's keys
-    float q_times_k_sums[16][4] = {};
+    float q_times_k_sums[8][4] = {};
     #pragma unroll
     for (int k = 0; k < 8; ++k) {
       #pragma unroll
-      for (int n = 0; n < 16; n += 2) {
+      for (int n = 0; n < 8; n += 2) {
         unsigned k_part[4];
         load_matrices(k_part, k_lane + stage * stage_bytes + n * (8 * k_pitch * 2) + k * 32);
         multiply_add(q_times_k_sums[n], q_part[k], k_part[0], k_part[1]);
@@ -330,7 +330,7 @@ dropout_attention(
     for (int r = 0; r < 2; ++r) peaks[r] = largest[r];
     if (key0 + tile_keys <= free_end) {
       #pragma unroll
-      for (int n = 0; n < 16; ++n) {
+      for (int n = 0; n < 8; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float q_times_k = q_times_k_sums[n][i];
@@ -341,7 +341,7 @@ dropout_attention(
       }
     } else {
       #pragma unroll
-      for (int n = 0; n < 16; ++n) {
+      for (int n = 0; n < 8; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 8 + lane % 4 * 2 + i % 2;
@@ -376,7 +376,7 @@ dropout_attention(
 
     // logits become weights
     #pragma unroll
-    for (int n = 0; n < 16; ++n) {
+    for (int n = 0; n < 8; ++n) {
       unsigned philox_four[4];
       {
         constexpr int i = 0;
@@ -399,7 +399,7 @@ dropout_attention(
 
     // weights times values: a lane holds of the weights what it multiplies
     #pragma unroll
-    for (int n = 0; n < 8; ++n) {
+    for (int n = 0; n < 4; ++n) {
       const unsigned rounded[4] = {
           rounded_pair(q_times_k_sums[2 * n][0], q_times_k_sums[2 * n][1]),
           rounded_pair(q_times_k_sums[2 * n][2], q_times_k_sums[2 * n][3]),

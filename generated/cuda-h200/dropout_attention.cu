@@ -186,6 +186,7 @@ __device__ __forceinline__ void draw_for_two(unsigned (&bits)[4], long long inde
     bits[2 + j] = odd ? words[2 + j] : got;
   }
 }
+
 // what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
 __device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
   constexpr unsigned address_bits = 0x3ffff;
