@@ -74,6 +74,17 @@ class AttentionSpeller(ScoresSpeller):
             for draw in self.drawn
         ]
 
+    def weight_words(self) -> dict[str, Any]:
+        """How exponentials become weights, in the words of both templates."""
+        weight = self.weight_lines()
+        return {
+            "weight": weight,
+            "weight_value": self.plan.weight.value if self.plan.weight.body else self.power,
+            "power": self.power,
+            "draws": self.draws(),
+            "given_to_other": self.spelling.shuffle_xor.format("given", "1"),
+        }
+
     def weight_lines(self) -> list[str]:
         """From an exponential to what is multiplied."""
         if not self.plan.weight.body:
@@ -182,12 +193,12 @@ class AttentionSpeller(ScoresSpeller):
         query, key, value = self.matrix(plan.query, True), self.matrix(plan.key, False), self.values()
         tested = self.element_lines(plan.tested, f"{self.scores}[n][i]")
         free = self.element_lines(plan.free, f"{self.scores}[n][i]") if plan.tests else tested
-        weight, draws = self.weight_lines(), self.draws()
+        weighed = self.weight_words()
         ends, key_range, behind = self.ends(), self.key_range(), self.behind()
         launch_body = self.statements(plan.launch_body)
         row_setup, row_arrays = self.row_setup(), self.row_arrays()
         asks_col = {name: asks(lines, self.col_name) for name, lines in
-                    (("tested", tested), ("free", free), ("weight", weight))}  # fmt: skip
+                    (("tested", tested), ("free", free), ("weight", weighed["weight"]))}  # fmt: skip
         across = plan.tile.keys // atom.cols
         dtype = plan.dtype.name
         return {
@@ -243,12 +254,8 @@ class AttentionSpeller(ScoresSpeller):
             "tested_value": plan.tested.value,
             "free": free,
             "free_value": plan.free.value,
-            "weight": weight,
-            "draws": draws,
+            **weighed,
             "fours": self.fours,
-            "given_to_other": self.spelling.shuffle_xor.format("given", "1"),
-            "weight_value": plan.weight.value if plan.weight.body else self.power,
-            "power": self.power,
             "asks_col": asks_col,
             "total": bool(plan.behind.total),
             "log2e": "" if plan.base_2 else LOG2E,

@@ -147,12 +147,13 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
         free = self.element_lines(plan.free, f"{self.scores}[i]") if plan.tests else tested
         if not plan.free.body:
             free = []  # a score is its logit
-        weight, draws = self.weight_lines(), self.draws()
+        weighed = self.weight_words()
         launch_body = self.statements(plan.launch_body)
         ends, key_range, behind = self.ends(), self.key_range(), self.behind()
         row_setup, row_arrays, ahead = self.row_setup(), self.row_arrays(), self.ahead()
         asks_col = {
-            name: asks(lines, self.col_name) for name, lines in (("tested", tested), ("free", free), ("weight", weight))
+            name: asks(lines, self.col_name)
+            for name, lines in (("tested", tested), ("free", free), ("weight", weighed["weight"]))
         }
         scale = plan.scale * (1.0 if plan.base_2 else math.log2(math.e))
         staged = {what: f"{what}s_ring + stage * {what}_bytes" for what in ("key", "value")}
@@ -204,11 +205,7 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "tested_value": plan.tested.value,
             "free": free,
             "free_value": plan.free.value,
-            "weight": weight,
-            "draws": draws,
-            "given_to_other": self.spelling.shuffle_xor.format("given", "1"),
-            "weight_value": plan.weight.value if plan.weight.body else self.power,
-            "power": self.power,
+            **weighed,
             "asks_col": asks_col,
             "asks_key": plan.tests or any(asks_col.values()),
             "total": bool(plan.behind.total),

@@ -20,12 +20,12 @@ from dataclasses import replace
 from fusegen.language.graph import Graph, Kind, Node, Operator, Tensor
 from fusegen.language.naming import free_name, value_names
 from fusegen.language.products import Unsplittable
+from fusegen.language.reference import draws
 from fusegen.language.sizes import replaced
 from fusegen.language.trace import OPS
 from fusegen.language.types import Shape, TensorType, b8, f32, size_of
 from fusegen.language.views import View
 from fusegen.planner.attention.recognition import Recognized, is_attention, is_wide, recognized
-from fusegen.planner.matching import drawn
 from fusegen.planner.programs.column_parts import Parted, restricted
 from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
 from fusegen.planner.programs.model import Stored
@@ -44,7 +44,7 @@ def keys_parted(step: Lowered, target: Target, dealt: tuple[int, int] | None = N
     """The step as two kernels, for each tile of keys and number of parts that may be worth it, or for those `dealt`;
     none for what is no attention of few queries, draws random numbers, or counts behind the second product."""
     graph = step.graph
-    if not is_attention(graph) or graph.deals or drawn(graph) or size_of(graph.shape[-2], graph.sizes) > FEW_WIDE_ROWS:
+    if not is_attention(graph) or graph.deals or draws(graph) or size_of(graph.shape[-2], graph.sizes) > FEW_WIDE_ROWS:
         return
     try:
         found = recognized(graph)
