@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusegen.cli import builds, plans, programs
+from fusegen.cli import builds, plans, programs, simulations
 from fusegen.cli.asking import spec_text
 from fusegen.cli.showing import complain, prose, say, show_code
 from fusegen.compiling import Binary
@@ -130,8 +130,17 @@ def sass(found: Candidates, chain: Chain) -> Shown:
 
 
 def resources(found: Candidates, chain: Chain) -> Shown:
-    _, binary = gated(found)
-    return Shown(builds.resource_facts(binary), lambda: builds.show_resources(binary))
+    built, binary = gated(found)
+    facts = builds.resource_facts(binary)
+    if found.target.vendor != "hip":
+        return Shown(facts, lambda: builds.show_resources(binary))
+    came_of, reason = simulations.tried(built.source.plan, binary)
+
+    def show() -> None:
+        builds.show_resources(binary)
+        simulations.show(came_of, reason)
+
+    return Shown({**facts, **simulations.facts(came_of, reason)}, show)
 
 
 def profile(found: Candidates, chain: Chain) -> Shown:

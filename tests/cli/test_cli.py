@@ -299,6 +299,22 @@ def test_inspect_resources(run: Run, gpu: str) -> None:
     for word in ("registers", "spills", "stack frame", "shared memory", "occupancy", "compiler"):
         assert f"\n{word} " in text
     assert ("scalar registers" in text) is gpu.startswith("hip")
+    assert ("simulated" in facts) is ("\nsimulated " in text) is gpu.startswith("hip")
+
+
+def test_a_simulated_loop_is_called_that(run: Run) -> None:
+    words = ["inspect", str(ROOT / "specs/gemm_bias_gelu.py"), "--what", "resources", "--target"]
+    result = run(*words, "hip:mi300x", "--json")
+    if result.exit_code == 3:
+        pytest.skip(result.stderr.splitlines()[0])
+    found = document(result)["simulated"]
+    assert found["products"] == 16
+    assert found["bound"] == "matrix"
+    assert 0.5 < found["busy"]["matrix"] < 1.0
+    assert "by a model, not measured" in run(*words, "hip:mi300x").stdout
+    other = document(run(*words, "hip:gfx1100", "--json"))
+    assert other["simulated"] is None
+    assert "gfx1100 is no CDNA" in other["not_simulated"]
 
 
 def test_profile_checklist_for_nvidia(run: Run) -> None:

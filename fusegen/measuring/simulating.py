@@ -1,0 +1,96 @@
+"""The loop of a compiled kernel, simulated on the compute unit it is for: how it is fed, and by how many blocks.
+
+    simulated(plan, binary).busy["matrix"]    # 0.92: of the cycles of the loop; nothing is measured
+
+What blocks ask for is fed at the rate of the memory, times how often a byte of it is read by all blocks together, up to
+a unit's share of its die's L2 cache; what is read again comes with the latency of the Infinity Cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen.compiling import Binary, disassemble
+from fusegen.errors import RequestError
+from fusegen.measuring.machine_loops import Turn, turn_of
+from fusegen.measuring.simulation import Feed, Simulated, simulate
+from fusegen.planner.model import Plan
+from fusegen.planner.products.gemm import GemmPlan
+from fusegen.targets.compute_unit import ComputeUnit, unit_of
+from fusegen.validation.far import extents
+
+AGAIN = 2.0  # times that bytes are read, from which on most of them are in a cache
+
+
+def simulated(plan: Plan, binary: Binary) -> Simulated:
+    """The loop with as many blocks on a compute unit as the launch has for it. Raises RequestError for what can't be
+    simulated, which says why, and MissingError where nothing disassembles."""
+    unit, turn = found(binary)
+    blocks = plan.blocks(*extents(plan, plan.graph.sizes))
+    held = min(binary.occupancy.blocks_per_sm, max(1, -(-blocks // binary.target.sms)))
+    return of_blocks(plan, binary, unit, turn, held)
+
+
+def found(binary: Binary) -> tuple[ComputeUnit, Turn]:
+    """The unit and the loop. Raises as `simulated`."""
+    unit = unit_of(binary.target)
+    if unit is None:
+        raise RequestError(f"{binary.target.arch} is no CDNA, of which alone loops are simulated")
+    turn = turn_of(disassemble(binary))
+    if turn is None:
+        raise RequestError("its code has no loop that multiplies, or moves anything to or from memory")
+    return unit, turn
+
+
+def of_blocks(plan: Plan, binary: Binary, unit: ComputeUnit, turn: Turn, held: int) -> Simulated:
+    waves = -(-binary.threads // binary.target.warp)
+    try:
+        return simulate(turn, unit, waves=waves, blocks=held, feed=feed_of(plan, unit))
+    except (LookupError, ValueError) as error:
+        raise RequestError(str(error.args[0])) from error
+
+
+def feed_of(plan: Plan, unit: ComputeUnit) -> Feed:
+    again = times_read(plan)
+    latency = unit.cache_latency if again >= AGAIN else unit.dram_latency
+    return Feed(min(unit.l2_bytes, max(1.0, again) * unit.dram_bytes), latency)
+
+
+def times_read(plan: Plan) -> float:
+    """How often a byte is read in the mean. Of products by the tiles; of others that memory does not bound, and which
+    are attention's, often; else once."""
+    if isinstance(plan, GemmPlan):
+        tile = plan.tile
+        slices = (tile.rows + tile.cols * plan.products) * plan.k * plan.dtype.bytes
+        factors = sum(t.ideal for t in plan.cost.traffic.tensors if not t.output)
+        return plan.tiles(*extents(plan, plan.graph.sizes)) * slices / max(1, factors)
+    return float("inf") if plan.cost.bound == "compute" else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A launch of tiles whose loops are all that takes time: no start, no end, no other launch."""
+
+    us: float
+    loop: Simulated  # with all blocks that a unit holds
+
+
+def launch_of(plan: GemmPlan, binary: Binary) -> Launched:
+    """Rounds of as many blocks as all units hold, and a last one of the rest. Raises as `simulated`."""
+    unit, turn = found(binary)
+    blocks = plan.blocks(*extents(plan, plan.graph.sizes))
+    held, units = binary.occupancy.blocks_per_sm, binary.target.sms
+    full, rest = divmod(blocks, held * units)
+    last = -(-rest // units)
+    loops = {n: of_blocks(plan, binary, unit, turn, n) for n in {held if full else last, last or held}}
+    cycles = full * loops[held].cycles if full else 0.0
+    cycles += loops[last].cycles if last else 0.0
+    turns = plan.steps * products_of(plan) / max(1, turn.products)
+    return Launched(cycles * turns / (unit.ghz * 1e3), loops[held if full else last])
+
+
+def products_of(plan: GemmPlan) -> int:
+    """Matrix instructions of one wave in a slice."""
+    tile, atom = plan.tile, plan.atom
+    fragments = tile.warp_rows // atom.rows * (tile.warp_cols // atom.cols) * plan.products
+    return fragments * (tile.k // atom.k) * atom.instructions
