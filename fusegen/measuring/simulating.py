@@ -3,7 +3,8 @@
     simulated(plan, binary).busy["matrix"]    # 0.92: of the cycles of the loop; nothing is measured
 
 What blocks ask for is fed at the rate of the memory, times how often a byte of it is read by all blocks together, up to
-a unit's share of its die's L2 cache; what is read again comes with the latency of the Infinity Cache.
+a unit's share of its die's L2 cache; what is read again comes with the latency of the Infinity Cache. Units
+that have no block leave their share of the memory to the others.
 """
 
 from __future__ import annotations
@@ -51,9 +52,12 @@ def of_blocks(plan: Plan, binary: Binary, unit: ComputeUnit, turn: Turn, held: i
 
 
 def feed_of(plan: Plan, unit: ComputeUnit) -> Feed:
+    """Where a launch has fewer blocks than there are units, those that have one share the memory."""
     again = times_read(plan)
     latency = unit.cache_latency if again >= AGAIN else unit.dram_latency
-    return Feed(min(unit.l2_bytes, max(1.0, again) * unit.dram_bytes), latency)
+    blocks = max(1, plan.blocks(*extents(plan, plan.graph.sizes)))
+    dram = unit.dram_bytes * max(1.0, plan.target.sms / blocks)
+    return Feed(min(unit.l2_bytes, max(1.0, again) * dram), latency)
 
 
 def times_read(plan: Plan) -> float:
