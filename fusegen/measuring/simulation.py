@@ -9,7 +9,8 @@ wait by s_waitcnt, s_barrier and s_nop, and for sums that are not ready.
 
 What is left out: conflicts in banks of the LDS (a test counts those of turned factors by address), instruction fetch
 beyond the cycles of a taken branch, address translation, and the memory's own queues: latency is that of an idle
-GPU. So what is simulated is about the least that such a loop takes, and loops compare by it better than they are foretold.
+GPU. So what is simulated is about the least that such a loop takes, and loops compare by it better than they are
+foretold.
 """
 
 from __future__ import annotations
