@@ -22,13 +22,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fusegen.measuring.machine_loops import Instruction, Turn
-from fusegen.targets.compute_unit import PASS_CYCLES, RESULT_PASSES, ComputeUnit
+from fusegen.targets.compute_unit import PASS_CYCLES, RESULT_PASSES, SCALAR_LOAD_CYCLES, ComputeUnit
 
 WARM_TURNS = 3  # which are not counted: the first loads come late
 COUNTED_TURNS = 8
 SLOW_CYCLES = 16  # of a quarter-rate instruction
 BRANCH_CYCLES = 16  # until a wave goes on at another place: assumed
-SCALAR_LOAD_CYCLES = 200  # assumed
 QUEUE_CYCLES = 64  # of work for the LDS or for memory that waves may have issued ahead: assumed
 MOST_LDS = 15  # operations of a wave on their way: lgkmcnt has four bits,
 MOST_MEMORY = 63  # and vmcnt six

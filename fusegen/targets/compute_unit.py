@@ -20,6 +20,7 @@ PASS_CYCLES = 4
 RESULT_PASSES = 3
 """After an MFMA's last pass, until others than an MFMA that adds to the same sums may read them: CDNA 3 ISA, "Manually
 inserted wait states", which are a pass each."""
+SCALAR_LOAD_CYCLES = 200  # from a scalar load to its data: assumed
 NAME = re.compile(r"v_mfma_(?:f32|i32)_(16|32)x\1x\d+_?(xf32|f32|f16|bf16|i8|fp8|bf8)(?:_1k|_fp8|_bf8)?(?:_e64)?$")
 
 
@@ -36,6 +37,7 @@ class ComputeUnit:
     l1_bytes: int  # a cycle between the unit and its vector L1 cache
     l2_bytes: float  # a cycle, a unit's share of what a die's L2 cache gives
     dram_bytes: float  # a cycle, a unit's share of memory
+    rounds_bf16: bool  # by an instruction of its own: v_cvt_pk_bf16_f32 of CDNA 4
     cache_bytes: float  # a cycle, a unit's share of the Infinity Cache; memory's where there is none
     lds_latency: int = 64  # cycles to data that nobody else asks for: assumed, as measured by others on GCN
     cache_ns: float = 218.0  # to the Infinity Cache: Chips and Cheese, "Testing AMD's Giant MI300X"
@@ -100,6 +102,7 @@ def unit_of(target: Target) -> ComputeUnit | None:
         l1_bytes=L1_BYTES,
         l2_bytes=L2_DIE_BYTES * target.dies / target.sms,
         dram_bytes=dram,
+        rounds_bf16=target.arch == "gfx950",
         cache_bytes=INFINITY_CACHE_GBS[target.arch] * per_cycle if target.arch in INFINITY_CACHE_GBS else dram,
     )
 

@@ -5,7 +5,7 @@
 //         return (x @ w.T) * sx * sw + bias
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
-// tile     128 x 128 tiles of 4 warps, slices of 64 in a ring of 2
+// tile     64 x 128 tiles of 4 warps, slices of 64 in a ring of 2
 // traffic  67.1 MB moved, 67.1 MB ideal, 201.4 MB with products apart, 469.8 MB unfused in 4 launches
 // floor    54.6 us at 2517 TFLOP/s for products; compute-bound at 2046.75 flop/B
 // rounding out to bf16 when stored; f32 between
@@ -31,9 +31,9 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 128, tile_k = 64, stages = 2;
+constexpr int tile_rows = 64, tile_cols = 128, tile_k = 64, stages = 2;
 constexpr int steps = 64;
-constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
+constexpr int warp_rows = 32, warp_cols = 64;  // of a tile
 constexpr int threads = 256;
 constexpr int tiles_across = 32;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
@@ -136,13 +136,10 @@ fp8_gemm(
   const int w_n = threadIdx.x / 4, w_k = threadIdx.x % 4 * 16;
   const unsigned char* w_from = w_ptr + (col0 + w_n) * w_ld + w_k;
   const int w_to = w_at + place<4>(w_n, w_k);
-  Vec<unsigned char, 16> x_held[2];
+  Vec<unsigned char, 16> x_held[1];
   Vec<unsigned char, 16> w_held[2];
   const auto fetch_slice = [&]() {
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      x_held[v] = load_chunk<16>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 16 : 0);
-    }
+    x_held[0] = load_chunk<16>(x_from, x_m < rows_here ? 16 : 0);
     x_from += tile_k;
     #pragma unroll
     for (int v = 0; v < 2; ++v) w_held[v] = load_chunk<16>(w_from + v * 64 * w_ld, 16);
@@ -150,20 +147,18 @@ fp8_gemm(
   };
   const auto prepare_slice = [&](int step) {
     unsigned char* const slice = ring + step % stages * slice_elements;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) store<16>(slice + x_to + v * at_once, x_held[v]);
+    store<16>(slice + x_to, x_held[0]);
     #pragma unroll
     for (int v = 0; v < 2; ++v) store<16>(slice + w_to + v * at_once, w_held[v]);
   };
 
   // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  Fragment x_part[2][2];
+  Fragment x_part[2][1];
   Fragment w_part[2][2];
-  Sums matmul_sums[2][2] = {};
+  Sums matmul_sums[2][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const unsigned char* const slice = ring + step % stages * slice_elements;
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) load_fragment<4>(x_part[buffer][i], slice + i * (32 * tile_k), warp_row, k * 32);
+    load_fragment<4>(x_part[buffer][0], slice, warp_row, k * 32);
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
       load_fragment<4>(w_part[buffer][i], slice + w_at + i * (32 * tile_k), warp_col, k * 32);
@@ -171,10 +166,7 @@ fp8_gemm(
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 2; ++m) multiply_add(matmul_sums[n][m], w_part[buffer][n], x_part[buffer][m]);
-    }
+    for (int n = 0; n < 2; ++n) multiply_add(matmul_sums[n][0], w_part[buffer][n], x_part[buffer][0]);
   };
 
   fetch_slice();
@@ -205,19 +197,16 @@ fp8_gemm(
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
+  for (int band = 0; band < 2; ++band) {  // of 32 rows: no more fit into the place of the slices
     if (band > 0) __syncthreads();
-    #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      if ((warp_row + m * 32) / band_rows == band) {
+    if (warp_row / band_rows == band) {
+      #pragma unroll
+      for (int n = 0; n < 2; ++n) {
         #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
-            const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-            matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[n][m][i];
-          }
+        for (int i = 0; i < 16; ++i) {
+          const int sum_row = warp_row % band_rows + lane % 32;
+          const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+          matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[n][0][i];
         }
       }
     }

@@ -5,9 +5,9 @@
 //         return F.gelu(F.matmul(x, w.T, precision="tf32") + bias)
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 157 TFLOP/s for products
-// tile     128 x 128 tiles of 4 warps, slices of 16 in a ring of 2
-// traffic  402.7 MB moved, 201.3 MB ideal, 335.6 MB with products apart, 469.8 MB unfused in 3 launches
-// floor    873.7 us at 157 TFLOP/s for products; compute-bound at 341.32 flop/B
+// tile     64 x 128 tiles of 4 warps, slices of 16 in a ring of 2
+// traffic  671.1 MB moved, 201.3 MB ideal, 335.6 MB with products apart, 469.8 MB unfused in 3 launches
+// floor    873.7 us at 157 TFLOP/s for products; compute-bound at 204.80 flop/B
 // needs    K=4096, N=4096; rows of all operands next to each other; x, w, bias, out: address and
 //          strides in multiples of 16 B; bias [N] shared by every row
 
@@ -45,9 +45,9 @@ __device__ __forceinline__ float gelu_by_tanh(float x) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 128, tile_k = 16, stages = 2;
+constexpr int tile_rows = 64, tile_cols = 128, tile_k = 16, stages = 2;
 constexpr int steps = 256;
-constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
+constexpr int warp_rows = 32, warp_cols = 64;  // of a tile
 constexpr int threads = 256;
 constexpr int tiles_across = 32;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
@@ -149,13 +149,10 @@ gemm_tf32(
   const int w_n = threadIdx.x / 4, w_k = threadIdx.x % 4 * 4;
   const float* w_from = w_ptr + (col0 + w_n) * w_ld + w_k;
   const int w_to = w_at + place<4>(w_n, w_k);
-  Vec<float, 4> x_held[2];
+  Vec<float, 4> x_held[1];
   Vec<float, 4> w_held[2];
   const auto fetch_slice = [&]() {
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      x_held[v] = load_chunk<4>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 4 : 0);
-    }
+    x_held[0] = load_chunk<4>(x_from, x_m < rows_here ? 4 : 0);
     x_from += tile_k;
     #pragma unroll
     for (int v = 0; v < 2; ++v) w_held[v] = load_chunk<4>(w_from + v * 64 * w_ld, 4);
@@ -163,20 +160,18 @@ gemm_tf32(
   };
   const auto prepare_slice = [&](int step) {
     float* const slice = ring + step % stages * slice_elements;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) store<4>(slice + x_to + v * at_once, x_held[v]);
+    store<4>(slice + x_to, x_held[0]);
     #pragma unroll
     for (int v = 0; v < 2; ++v) store<4>(slice + w_to + v * at_once, w_held[v]);
   };
 
   // 256 slices of 16: fragments are loaded one step ahead of their use, across slices too
-  Fragment x_part[2][2];
+  Fragment x_part[2][1];
   Fragment w_part[2][2];
-  Sums matmul_tf32_sums[2][2] = {};
+  Sums matmul_tf32_sums[2][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const float* const slice = ring + step % stages * slice_elements;
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) load_fragment<4>(x_part[buffer][i], slice + i * (32 * tile_k), warp_row, k * 8);
+    load_fragment<4>(x_part[buffer][0], slice, warp_row, k * 8);
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
       load_fragment<4>(w_part[buffer][i], slice + w_at + i * (32 * tile_k), warp_col, k * 8);
@@ -184,10 +179,7 @@ gemm_tf32(
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 2; ++m) multiply_add(matmul_tf32_sums[n][m], w_part[buffer][n], x_part[buffer][m]);
-    }
+    for (int n = 0; n < 2; ++n) multiply_add(matmul_tf32_sums[n][0], w_part[buffer][n], x_part[buffer][0]);
   };
 
   fetch_slice();
@@ -218,19 +210,16 @@ gemm_tf32(
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_tf32_shared = reinterpret_cast<float*>(shared);
-  for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
+  for (int band = 0; band < 2; ++band) {  // of 32 rows: no more fit into the place of the slices
     if (band > 0) __syncthreads();
-    #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      if ((warp_row + m * 32) / band_rows == band) {
+    if (warp_row / band_rows == band) {
+      #pragma unroll
+      for (int n = 0; n < 2; ++n) {
         #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
-            const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-            matmul_tf32_shared[sum_row * sums_stride + sum_col] = matmul_tf32_sums[n][m][i];
-          }
+        for (int i = 0; i < 16; ++i) {
+          const int sum_row = warp_row % band_rows + lane % 32;
+          const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+          matmul_tf32_shared[sum_row * sums_stride + sum_col] = matmul_tf32_sums[n][0][i];
         }
       }
     }

@@ -6,7 +6,7 @@
 //         return F.silu(h @ w_gate.T) * (h @ w_up.T)
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
-// tile     16 x 32 tiles, slice-K by 8 groups of warps; slices of 64 in a ring of 2 for each group
+// tile     16 x 64 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 2 for each group
 // traffic  235.2 MB moved, 235.2 MB ideal, 236.3 MB with products apart, 236.8 MB unfused in 5 launches
 // floor    29.4 us at 8 TB/s; memory-bound at 7.99 flop/B
 // rounding x * gain to bf16 before it is multiplied, and only then scaled by rrms; out to bf16 when
@@ -48,9 +48,9 @@ __device__ __forceinline__ float exponential(float x) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 32, tile_k = 64, stages = 2;
-constexpr int split_k = 8, steps = 8;  // parts of K, and slices of each
-constexpr int tiles_across = 448;
+constexpr int tile_rows = 16, tile_cols = 64, tile_k = 64, stages = 2;
+constexpr int split_k = 4, steps = 16;  // parts of K, and slices of each
+constexpr int tiles_across = 224;
 // elements from the start of a slice to the right factors, and to its end
 constexpr int w_gate_at = tile_rows * tile_k;
 constexpr int w_up_at = w_gate_at + tile_cols * tile_k;
@@ -87,12 +87,12 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
   return v;
 }
 
-// N neighbouring sums in shared memory, added up over the 8 slice-K groups, always in this order
+// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   Vec<float, N> total = {};
   #pragma unroll
-  for (int group = 0; group < 8; ++group) {
+  for (int group = 0; group < 4; ++group) {
     const Vec<float, N> part = load<N>(from + group * group_floats);
     #pragma unroll
     for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
@@ -136,7 +136,7 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
   sums = __builtin_amdgcn_mfma_f32_16x16x32_bf16(right.part[0], left.part[0], sums, 0, 0, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(256)
 rmsnorm_gemm_swiglu(
     const __bf16* __restrict__ x_ptr,
     const __bf16* __restrict__ gain_ptr,
@@ -151,7 +151,7 @@ rmsnorm_gemm_swiglu(
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
-  const int k_group = threadIdx.x / 64;  // slice-K: of 8 groups of warps
+  const int k_group = threadIdx.x / 64;  // slice-K: of 4 groups of warps
   const unsigned tile = blockIdx.x;
   const long long row0 = static_cast<long long>(tile / tiles_across) * tile_rows;
   const int across = tile % tiles_across;
@@ -170,8 +170,8 @@ rmsnorm_gemm_swiglu(
   const __bf16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_ld + k_group * tile_k + w_up_k;
   const int w_up_to = w_up_at + place<8>(w_up_n, w_up_k);
   Vec<__bf16, 8> x_held[2];
-  Vec<__bf16, 8> w_gate_held[4];
-  Vec<__bf16, 8> w_up_held[4];
+  Vec<__bf16, 8> w_gate_held[8];
+  Vec<__bf16, 8> w_up_held[8];
   Vec<__bf16, 8> gain_held;
   float sum_of_squares_part[2] = {};
   const auto fetch_slice = [&](int step) {
@@ -182,10 +182,10 @@ rmsnorm_gemm_swiglu(
     }
     x_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) w_gate_held[v] = load_chunk<8>(w_gate_from + v * 8 * w_gate_ld, 8);
+    for (int v = 0; v < 8; ++v) w_gate_held[v] = load_chunk<8>(w_gate_from + v * 8 * w_gate_ld, 8);
     w_gate_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) w_up_held[v] = load_chunk<8>(w_up_from + v * 8 * w_up_ld, 8);
+    for (int v = 0; v < 8; ++v) w_up_held[v] = load_chunk<8>(w_up_from + v * 8 * w_up_ld, 8);
     w_up_from += split_k * tile_k;
     gain_held = load_chunk<8>(gain_ptr + k_at + x_k, 8);
   };
@@ -206,32 +206,32 @@ rmsnorm_gemm_swiglu(
       store<8>(slice + x_to + v * at_once, x_vec);
     }
     #pragma unroll
-    for (int v = 0; v < 4; ++v) store<8>(slice + w_gate_to + v * at_once, w_gate_held[v]);
+    for (int v = 0; v < 8; ++v) store<8>(slice + w_gate_to + v * at_once, w_gate_held[v]);
     #pragma unroll
-    for (int v = 0; v < 4; ++v) store<8>(slice + w_up_to + v * at_once, w_up_held[v]);
+    for (int v = 0; v < 8; ++v) store<8>(slice + w_up_to + v * at_once, w_up_held[v]);
   };
 
-  // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][1];
-  Fragment w_gate_part[2][2];
-  Fragment w_up_part[2][2];
-  Sums matmul_w_gate_sums[2][1] = {};
-  Sums matmul_w_up_sums[2][1] = {};
+  Fragment w_gate_part[2][4];
+  Fragment w_up_part[2][4];
+  Sums matmul_w_gate_sums[4][1] = {};
+  Sums matmul_w_up_sums[4][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     load_fragment<8>(x_part[buffer][0], slice, 0, k * 32);
     #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 4; ++i) {
       load_fragment<8>(w_gate_part[buffer][i], slice + w_gate_at + i * (16 * tile_k), 0, k * 32);
     }
     #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 4; ++i) {
       load_fragment<8>(w_up_part[buffer][i], slice + w_up_at + i * (16 * tile_k), 0, k * 32);
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < 4; ++n) {
       multiply_add(matmul_w_gate_sums[n][0], w_gate_part[buffer][n], x_part[buffer][0]);
       multiply_add(matmul_w_up_sums[n][0], w_up_part[buffer][n], x_part[buffer][0]);
     }
@@ -274,7 +274,7 @@ rmsnorm_gemm_swiglu(
     if (x_k == 0) sum_of_squares_shared[k_group * group_floats + x_m + v * 8] = sum_of_squares_part[v];
   }
   #pragma unroll
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < 4; ++n) {
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int sum_row = lane % 16;

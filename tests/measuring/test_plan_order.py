@@ -52,6 +52,8 @@ def test_the_planners_order_of_tiles_is_the_simulated_one(one: Chain, matrix: fl
     assert simulated[0] <= TOLERANCE * min(simulated)
     assert max(simulated) > 1.2 * min(simulated)  # else the test would tell nothing
     assert found[0][1].loop.busy["matrix"] >= matrix
+    for plan, launch in found:  # whose time has starts and ends in it
+        assert 0.9 < plan.cost.time_us / launch.us < 1.15, plan.configuration
     for (first, sooner), (second, later) in combinations(found, 2):
         if second.cost.time_us > TOLERANCE * first.cost.time_us:
             assert sooner.us <= TOLERANCE * later.us, (first.configuration, second.configuration)

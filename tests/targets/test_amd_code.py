@@ -117,10 +117,11 @@ def test_slices_of_factors_are_on_their_way_while_one_is_multiplied(name: str) -
 
 @pytest.mark.parametrize(
     ("name", "instruction", "count"),
-    [("hip:gfx90a", "v_mfma_f32_32x32x2f32", 32), ("hip:gfx942", "v_mfma_f32_32x32x4_xf32", 16),
-     ("hip:gfx950", "v_mfma_f32_32x32x2_f32", 32)],
+    [("hip:gfx90a", "v_mfma_f32_32x32x2f32", 16), ("hip:gfx942", "v_mfma_f32_32x32x4_xf32", 16),
+     ("hip:gfx950", "v_mfma_f32_32x32x2_f32", 16)],
 )  # fmt: skip
 def test_tf32_is_xf32_where_there_is_one(name: str, instruction: str, count: int) -> None:
+    """A wave has 64 x 64 of gfx942's tile, and half of that elsewhere, where slices take four times as long."""
     loop = main_loop(ALL["gemm_tf32"].graph, name)
     assert [line.split()[0] for line in loop if "mfma" in line] == [instruction] * count
 

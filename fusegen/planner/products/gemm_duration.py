@@ -4,7 +4,7 @@ Two limits that overlap: bytes, at the rate that a copy reaches; and tiles, wave
 multiply what they load. Streams have a third, how soon what they ask for is there. The constants are fitted to what
 an H200 took (cold L2, medians of 7 to 15, bf16, 4.25 TB/s of copy rate); those of streams to 142 candidates of 8 shapes
 of 1 to 64 rows, which they meet within 4 % (rms). On other GPUs they stand for want of measurements; what is taken from
-a target are its facts.
+a target are its facts. Products by MFMA have a cost of their own, by documents: `products.mfma_cost`.
 
 Streams are bound by how near to each other the bytes lie that are on their way: the L2 cache is full of what others
 wrote, and writes some of it back while it takes in what is read. So blocks of few columns stream faster: NEAR_BYTES and
@@ -21,11 +21,14 @@ from fusegen.language.graph import Graph
 from fusegen.language.types import F8, DType, f32, size_of
 from fusegen.planner.model import Access, Cost
 from fusegen.planner.products.gemm import GemmTile, run_of, shared_bytes, tile_elements
+from fusegen.planner.products.mfma_cost import mfma_us
 from fusegen.planner.products.product_cost import floors, product_traffic, tiles_down
+from fusegen.planner.products.product_work import ProductWork
 from fusegen.planner.rows.duration import COPY_SHARE, LAUNCH_US, resident_blocks
 from fusegen.planner.time import overlapped
 from fusegen.targets.atoms import F32_BITS, Atom
 from fusegen.targets.base import Target
+from fusegen.targets.compute_unit import unit_of
 
 # ---- bytes
 # A launch that finds the L2 full of what others wrote pushes out as much as it reads: 8 x 4096 x 4096 took 16.2 us for
@@ -127,7 +130,7 @@ MMA_PACE = AtomPace(
     count_us=0.0012,
 )
 TF32_PACE = replace(MMA_PACE, share=0.87)  # 219 TFLOP/s at 4096^3 where lines run along K, 190 elsewhere
-MFMA_PACE = AtomPace(
+WMMA_PACE = AtomPace(  # of RDNA: assumed, and held against nothing
     share=0.37,
     fragment=32.0,
     copied=0.0,
@@ -138,27 +141,6 @@ MFMA_PACE = AtomPace(
     slice_us=0.0,
     count_us=0.0,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ProductWork:
-    """What `estimate` needs of a candidate."""
-
-    tile: GemmTile
-    atom: Atom
-    dtype: DType  # of the factors
-    products: int
-    across: int  # tiles side by side
-    k: int
-    along: bool  # the right factors' neighbours in memory differ in k
-    prepared: bool  # has the left operand a prologue?
-    statistics: int
-    evict_first: bool  # is the L2 told that the right factors are read once?
-    askew: float  # how much longer lines of the factors take from the L2 cache
-    narrow: float  # copies that bring what one of 16 bytes would
-    elements: int  # that a thread loads one by one for each slice, where no copy can bring them
-    counted: int  # chunks that a thread brings of a slice, and which may not be whole
-    share: float = 1.0  # bits of a right factor's element by those of a left one's
 
 
 def lying(access: Access, graph: Graph) -> float:
@@ -188,12 +170,17 @@ def estimate(graph: Graph, target: Target, work: ProductWork) -> Cost:
     blocks = tiles_down(graph, tile.rows) * work.across * tile.cluster
     segment = int(work.dtype.bytes * work.share * (tile.k if work.along else tile.cols))
     share = SEGMENT_FACTOR.get(segment, 1.0) / (target.dram_gbs * COPY_SHARE * 1e3)
-    own_us = streams_us if tile.slice_k > 1 else tiles_us
+    unit = unit_of(target)
+    if unit is not None:
+        time_us = mfma_us(target, unit, work, blocks, resident, moved.ideal)
+    else:
+        own_us = streams_us if tile.slice_k > 1 else tiles_us
+        time_us = own_us(target, work, blocks, resident, moved.ideal, share)
     least = floors(target, moved, work.dtype)
     return Cost(
         traffic=moved,
         floor_us=max(least.values()),
-        time_us=own_us(target, work, blocks, resident, moved.ideal, share),
+        time_us=time_us,
         bound="memory" if least["memory"] >= least["products"] else "compute",
         in_flight_bytes=resident * room,
         registers=registers,
@@ -231,7 +218,7 @@ def multiply_us(target: Target, work: ProductWork, blocks: int, resident: int) -
     full, rest = divmod(blocks, sms * resident)
     last = -(-rest // sms)
     waves = resident * full * wave_share(resident, tile, own) + last * wave_share(last, tile, own)
-    sums = 0.0 if own is MFMA_PACE else sums_us(work)
+    sums = 0.0 if own is WMMA_PACE else sums_us(work)
     first, ends, slice_us = own.first_us, own.tile_us + sums, own.slice_us
     if tile.persistent:  # the next tile's first slices come while this one's last ones are multiplied
         first, ends, slice_us = own.first_us + own.tile_us, sums, PERSISTENT_SLICE_US
@@ -244,7 +231,7 @@ def multiply_us(target: Target, work: ProductWork, blocks: int, resident: int) -
 
 def pace_of(work: ProductWork) -> AtomPace:
     if work.atom.kind != "mma":
-        return MFMA_PACE
+        return WMMA_PACE
     return TF32_PACE if work.dtype is f32 else MMA_PACE
 
 

@@ -42,7 +42,7 @@ from fusegen.planner.products.gemm import (
     run_of,
     shared_bytes,
 )
-from fusegen.planner.products.gemm_duration import ProductWork, estimate, lying
+from fusegen.planner.products.gemm_duration import estimate, lying
 from fusegen.planner.products.mma_operands import MmaDraft, named_accesses
 from fusegen.planner.products.mma_tiles import counted, elements, fits, tiles
 from fusegen.planner.products.output_groups import (
@@ -67,6 +67,7 @@ from fusegen.planner.products.parts import (
     Segments,
 )
 from fusegen.planner.products.product_cost import product_rounding
+from fusegen.planner.products.product_work import ProductWork
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 

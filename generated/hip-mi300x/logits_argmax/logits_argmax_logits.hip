@@ -2,7 +2,7 @@
 // logits of logits_argmax.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     32 x 32 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 2 for each group
+// tile     32 x 32 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group
 // traffic  1067.4 MB moved, 1067.4 MB ideal, 1067.4 MB with products apart, 1067.4 MB unfused in 1
 //          launch
 // floor    201.4 us at 5.3 TB/s; memory-bound at 31.50 flop/B
@@ -29,7 +29,7 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
 constexpr int tile_rows = 32, tile_cols = 32, tile_k = 64, stages = 2;
-constexpr int split_k = 4, steps = 16;  // parts of K, and slices of each
+constexpr int split_k = 2, steps = 32;  // parts of K, and slices of each
 constexpr int tiles_across = 4008;
 // elements from the start of a slice to the right factor, and to its end
 constexpr int head_value_at = tile_rows * tile_k;
@@ -66,12 +66,12 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
   return v;
 }
 
-// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
+// N neighbouring sums in shared memory, added up over the 2 slice-K groups, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   Vec<float, N> total = {};
   #pragma unroll
-  for (int group = 0; group < 4; ++group) {
+  for (int group = 0; group < 2; ++group) {
     const Vec<float, N> part = load<N>(from + group * group_floats);
     #pragma unroll
     for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
@@ -100,7 +100,7 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
   sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(right.part[1], left.part[1], sums, 0, 0, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 logits_argmax_logits(
     const __bf16* __restrict__ x_ptr,
     const __bf16* __restrict__ head_value_ptr,
@@ -112,7 +112,7 @@ logits_argmax_logits(
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
-  const int k_group = threadIdx.x / 64;  // slice-K: of 4 groups of warps
+  const int k_group = threadIdx.x / 64;  // slice-K: of 2 groups of warps
   const unsigned tile = blockIdx.x;
   const long long row0 = static_cast<long long>(tile / tiles_across) * tile_rows;
   const int across = tile % tiles_across;
@@ -147,7 +147,7 @@ logits_argmax_logits(
     for (int v = 0; v < 4; ++v) store<8>(slice + head_value_to + v * at_once, head_value_held[v]);
   };
 
-  // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  // 32 slices of 64: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][2];
   Fragment head_value_part[2][2];
   Sums logits_sums[2][2] = {};
@@ -214,7 +214,7 @@ logits_argmax_logits(
   const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
   const long long row = row0 + m;
   const int col = col0 + n;
-  if (m < tile_rows && row < rows) {
+  if (row < rows) {
     const Vec<float, 8> logits_total = gathered<8>(logits_shared + m * sums_stride + n);
     Vec<float, 8> logits_vec;
     #pragma unroll

@@ -2,7 +2,7 @@
 // out of lora.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2
+// tile     64 x 64 tiles of 4 warps, slices of 32 in a ring of 2
 // traffic  100.9 MB moved, 100.9 MB ideal, 168.0 MB with products apart, 235.1 MB unfused in 3 launches
 // floor    19.0 us at 5.3 TB/s; memory-bound at 5.32 flop/B
 // rounding out to bf16 when stored; f32 between
@@ -28,19 +28,17 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 128, tile_k = 32, stages = 2;
+constexpr int tile_rows = 64, tile_cols = 64, tile_k = 32, stages = 2;
 constexpr int steps = 1;
-constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
+constexpr int warp_rows = 32, warp_cols = 32;  // of a tile
 constexpr int threads = 256;
-constexpr int tiles_across = 32;
+constexpr int tiles_across = 64;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int dies = 8;  // each with an L2 cache of its own
 constexpr int full_k = 16;
 // elements from the start of a slice to the right factor, and to its end
 constexpr int b_at = tile_rows * tile_k;
 constexpr int slice_elements = b_at + tile_cols * tile_k;
-constexpr int at_once = 256 * 8;  // elements that the threads copy at once
-constexpr int band_rows = 32;
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 
@@ -134,49 +132,32 @@ lora_out(
   const int b_n = threadIdx.x / 4, b_k = threadIdx.x % 4 * 8;
   const __bf16* b_from = b_ptr + (col0 + b_n) * b_ld + b_k;
   const int b_to = b_at + place<4>(b_n, b_k);
-  Vec<__bf16, 8> x_times_a_held[2];
-  Vec<__bf16, 8> b_held[2];
+  Vec<__bf16, 8> x_times_a_held[1];
+  Vec<__bf16, 8> b_held[1];
   const auto fetch_slice = [&](int step) {
     const int k_at = step * tile_k;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      x_times_a_held[v] = load_chunk<8>(x_times_a_from + v * 64 * x_times_a_stride, x_times_a_m + v * 64 < rows_here && k_at
-          + x_times_a_k < full_k ? 8 : 0);
-    }
+    x_times_a_held[0] = load_chunk<8>(x_times_a_from, x_times_a_m < rows_here && k_at + x_times_a_k < full_k ? 8 : 0);
     x_times_a_from += tile_k;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) b_held[v] = load_chunk<8>(b_from + v * 64 * b_ld, k_at + b_k < full_k ? 8 : 0);
+    b_held[0] = load_chunk<8>(b_from, k_at + b_k < full_k ? 8 : 0);
     b_from += tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + x_times_a_to + v * at_once, x_times_a_held[v]);
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + b_to + v * at_once, b_held[v]);
+    store<8>(slice + x_times_a_to, x_times_a_held[0]);
+    store<8>(slice + b_to, b_held[0]);
   };
 
   // 1 slices of 32: fragments are loaded one step ahead of their use, across slices too
-  Fragment x_times_a_part[2][2];
-  Fragment b_part[2][2];
-  Sums matmul_sums[2][2] = {};
+  Fragment x_times_a_part[2][1];
+  Fragment b_part[2][1];
+  Sums matmul_sums[1][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      load_fragment<4>(x_times_a_part[buffer][i], slice + i * (32 * tile_k), warp_row, k * 16);
-    }
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      load_fragment<4>(b_part[buffer][i], slice + b_at + i * (32 * tile_k), warp_col, k * 16);
-    }
+    load_fragment<4>(x_times_a_part[buffer][0], slice, warp_row, k * 16);
+    load_fragment<4>(b_part[buffer][0], slice + b_at, warp_col, k * 16);
   };
   const auto multiply = [&](int buffer) {
-    #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 2; ++m) multiply_add(matmul_sums[n][m], b_part[buffer][n], x_times_a_part[buffer][m]);
-    }
+    multiply_add(matmul_sums[0][0], b_part[buffer][0], x_times_a_part[buffer][0]);
   };
 
   fetch_slice(0);
@@ -203,54 +184,43 @@ lora_out(
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
-    if (band > 0) __syncthreads();
-    #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      if ((warp_row + m * 32) / band_rows == band) {
-        #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
-            const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-            matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[n][m][i];
-          }
-        }
-      }
-    }
-    __syncthreads();
+  #pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int sum_row = warp_row + lane % 32;
+    const int sum_col = warp_col + i / 4 * 8 + lane / 32 * 4 + i % 4;
+    matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[0][0][i];
+  }
+  __syncthreads();
 
-    Vec<float, 8> x_times_w_vec[2];
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
-      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
-      const long long row = row0 + band * band_rows + m;
-      const int col = col0 + n;
-      if (row < rows) {
-        x_times_w_vec[v] = load<8>(x_times_w_ptr + row * x_times_w_stride + col);
-      }
+  Vec<float, 8> x_times_w_vec[2];
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+    const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+    const long long row = row0 + m;
+    const int col = col0 + n;
+    if (row < rows) {
+      x_times_w_vec[v] = load<8>(x_times_w_ptr + row * x_times_w_stride + col);
     }
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
-      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
-      const long long row = row0 + band * band_rows + m;
-      const int col = col0 + n;
-      if (row < rows) {
-        const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
-        Vec<__bf16, 8> out_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul = matmul_total.at[j];
-          const float x_times_w = x_times_w_vec[v].at[j];
-          const float mul = matmul * scale;
-          const float add = x_times_w + mul;
-          out_vec.at[j] = static_cast<__bf16>(add);
-        }
-        store<8>(out_ptr + row * out_stride + col, out_vec);
+  }
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+    const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+    const long long row = row0 + m;
+    const int col = col0 + n;
+    if (row < rows) {
+      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
+      Vec<__bf16, 8> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float matmul = matmul_total.at[j];
+        const float x_times_w = x_times_w_vec[v].at[j];
+        const float mul = matmul * scale;
+        const float add = x_times_w + mul;
+        out_vec.at[j] = static_cast<__bf16>(add);
       }
+      store<8>(out_ptr + row * out_stride + col, out_vec);
     }
   }
 }

@@ -5,7 +5,7 @@
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // views    order_value_part is order_value as [4 * T, 1]
 // looks up rows of x at floor_div, 0 where there is none
-// tile     16 x 16 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 2 for each group;
+// tile     16 x 16 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group;
 //          each of rows of one of 64 groups
 // traffic  540.0 MB moved, 540.0 MB ideal, 561.0 MB with products apart, 568.3 MB unfused in 6 launches
 // floor    101.9 us at 5.3 TB/s; memory-bound at 15.91 flop/B
@@ -56,7 +56,7 @@ __device__ __forceinline__ int floor_quotient(int x, int y) {
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
 constexpr int tile_rows = 16, tile_cols = 16, tile_k = 64, stages = 2;
-constexpr int split_k = 4, steps = 8;  // parts of K, and slices of each
+constexpr int split_k = 2, steps = 16;  // parts of K, and slices of each
 constexpr int tiles_across = 64;
 constexpr int segments = 64;  // groups of rows
 // elements from the start of a slice to the right factors, and to its end
@@ -95,12 +95,12 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
   return v;
 }
 
-// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
+// N neighbouring sums in shared memory, added up over the 2 slice-K groups, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   Vec<float, N> total = {};
   #pragma unroll
-  for (int group = 0; group < 4; ++group) {
+  for (int group = 0; group < 2; ++group) {
     const Vec<float, N> part = load<N>(from + group * group_floats);
     #pragma unroll
     for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
@@ -156,7 +156,7 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
   sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(right.part[1], left.part[1], sums, 0, 0, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 moe_layer_h(
     const __bf16* __restrict__ x_ptr,
     const __bf16* __restrict__ gate_ptr,
@@ -176,7 +176,7 @@ moe_layer_h(
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
-  const int k_group = threadIdx.x / 64;  // slice-K: of 4 groups of warps
+  const int k_group = threadIdx.x / 64;  // slice-K: of 2 groups of warps
   const unsigned tile = blockIdx.x;
   const Segment here = segment_of(ends_ptr, rows, tile / tiles_across);
   const long long row0 = here.row0, segment_end = here.end;
@@ -232,7 +232,7 @@ moe_layer_h(
     for (int v = 0; v < 2; ++v) store<8>(slice + up_to + v * at_once, up_held[v]);
   };
 
-  // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][1];
   Fragment gate_part[2][1];
   Fragment up_part[2][1];

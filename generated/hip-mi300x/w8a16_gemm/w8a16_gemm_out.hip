@@ -3,7 +3,7 @@
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // views    mul_part is mul as [N, K]
-// tile     16 x 16 tiles, slice-K by 8 groups of warps; slices of 64 in a ring of 2 for each group
+// tile     16 x 32 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 2 for each group
 // traffic  134.5 MB moved, 134.5 MB ideal, 134.5 MB with products apart, 134.5 MB unfused in 1 launch
 // floor    25.4 us at 5.3 TB/s; memory-bound at 7.98 flop/B
 // rounding out to bf16 when stored; f32 between
@@ -29,9 +29,9 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 16, tile_k = 64, stages = 2;
-constexpr int split_k = 8, steps = 16;  // parts of K, and slices of each
-constexpr int tiles_across = 512;
+constexpr int tile_rows = 16, tile_cols = 32, tile_k = 64, stages = 2;
+constexpr int split_k = 4, steps = 32;  // parts of K, and slices of each
+constexpr int tiles_across = 256;
 // elements from the start of a slice to the right factor, and to its end
 constexpr int mul_part_at = tile_rows * tile_k;
 constexpr int slice_elements = mul_part_at + tile_cols * tile_k;
@@ -67,12 +67,12 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
   return v;
 }
 
-// N neighbouring sums in shared memory, added up over the 8 slice-K groups, always in this order
+// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   Vec<float, N> total = {};
   #pragma unroll
-  for (int group = 0; group < 8; ++group) {
+  for (int group = 0; group < 4; ++group) {
     const Vec<float, N> part = load<N>(from + group * group_floats);
     #pragma unroll
     for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
@@ -101,7 +101,7 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
   sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(right.part[1], left.part[1], sums, 0, 0, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(256)
 w8a16_gemm_out(
     const __bf16* __restrict__ x_ptr,
     const __bf16* __restrict__ mul_part_ptr,
@@ -113,7 +113,7 @@ w8a16_gemm_out(
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
-  const int k_group = threadIdx.x / 64;  // slice-K: of 8 groups of warps
+  const int k_group = threadIdx.x / 64;  // slice-K: of 4 groups of warps
   const unsigned tile = blockIdx.x;
   const long long row0 = static_cast<long long>(tile / tiles_across) * tile_rows;
   const int across = tile % tiles_across;
@@ -129,7 +129,7 @@ w8a16_gemm_out(
   const __bf16* mul_part_from = mul_part_ptr + (col0 + mul_part_n) * mul_part_ld + k_group * tile_k + mul_part_k;
   const int mul_part_to = mul_part_at + place<8>(mul_part_n, mul_part_k);
   Vec<__bf16, 8> x_held[2];
-  Vec<__bf16, 8> mul_part_held[2];
+  Vec<__bf16, 8> mul_part_held[4];
   const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
@@ -137,7 +137,7 @@ w8a16_gemm_out(
     }
     x_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) mul_part_held[v] = load_chunk<8>(mul_part_from + v * 8 * mul_part_ld, 8);
+    for (int v = 0; v < 4; ++v) mul_part_held[v] = load_chunk<8>(mul_part_from + v * 8 * mul_part_ld, 8);
     mul_part_from += split_k * tile_k;
   };
   const auto prepare_slice = [&](int step) {
@@ -145,20 +145,24 @@ w8a16_gemm_out(
     #pragma unroll
     for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + mul_part_to + v * at_once, mul_part_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + mul_part_to + v * at_once, mul_part_held[v]);
   };
 
-  // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  // 32 slices of 64: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][1];
-  Fragment mul_part_part[2][1];
-  Sums matmul_sums[1][1] = {};
+  Fragment mul_part_part[2][2];
+  Sums matmul_sums[2][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     load_fragment<8>(x_part[buffer][0], slice, 0, k * 32);
-    load_fragment<8>(mul_part_part[buffer][0], slice + mul_part_at, 0, k * 32);
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_fragment<8>(mul_part_part[buffer][i], slice + mul_part_at + i * (16 * tile_k), 0, k * 32);
+    }
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(matmul_sums[0][0], mul_part_part[buffer][0], x_part[buffer][0]);
+    #pragma unroll
+    for (int n = 0; n < 2; ++n) multiply_add(matmul_sums[n][0], mul_part_part[buffer][n], x_part[buffer][0]);
   };
 
   fetch_slice();
@@ -190,10 +194,13 @@ w8a16_gemm_out(
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
   #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int sum_row = lane % 16;
-    const int sum_col = lane / 16 * 4 + i;
-    matmul_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_sums[0][0][i];
+  for (int n = 0; n < 2; ++n) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int sum_row = lane % 16;
+      const int sum_col = n * 16 + lane / 16 * 4 + i;
+      matmul_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_sums[n][0][i];
+    }
   }
   __syncthreads();
 

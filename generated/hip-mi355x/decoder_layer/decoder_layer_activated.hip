@@ -1,13 +1,14 @@
-// decoder_layer_activated  bf16[U, D], bf16[U, D], bf16[B, D] -> bf16[B, U]  at B=8 D=4096 U=14336
+// decoder_layer_activated  bf16[D], bf16[U, D], bf16[U, D], bf16[B, D], f32[B, 1] -> bf16[B, U]  at B=8 D=4096 U=14336
 // activated of decoder_layer.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
-// tile     16 x 16 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 2 for each group
-// traffic  235.2 MB moved, 235.2 MB ideal, 236.2 MB with products apart, 237.1 MB unfused in 5 launches
+// tile     16 x 64 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 2 for each group
+// traffic  235.2 MB moved, 235.2 MB ideal, 236.3 MB with products apart, 237.2 MB unfused in 6 launches
 // floor    29.4 us at 8 TB/s; memory-bound at 7.99 flop/B
-// rounding activated to bf16 when stored; f32 between
-// needs    D=4096, U=14336; rows of all operands next to each other; normed_2, gate, up, activated:
-//          address and strides in multiples of 16 B
+// rounding round_bf16_ to bf16 before it is multiplied; a value to bf16 behind rmsnorm, as when it is
+//          stored; activated to bf16 when stored; f32 between
+// needs    D=4096, U=14336; rows of all operands next to each other; h, norm_2, gate, up, activated:
+//          address and strides in multiples of 16 B; norm_2 [D] shared by every row
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -27,6 +28,11 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// x rounded to bf16, nearest even
+__device__ __forceinline__ float round_bf16(float x) {
+  return static_cast<float>(static_cast<__bf16>(x));
+}
+
 // 2^x, within 2 ulp; below 2^-126 it is 0
 __device__ __forceinline__ float power_of_2(float x) {
   return __builtin_amdgcn_exp2f(x);
@@ -43,9 +49,9 @@ __device__ __forceinline__ float exponential(float x) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 16, tile_k = 64, stages = 2;
+constexpr int tile_rows = 16, tile_cols = 64, tile_k = 64, stages = 2;
 constexpr int split_k = 4, steps = 16;  // parts of K, and slices of each
-constexpr int tiles_across = 896;
+constexpr int tiles_across = 224;
 // elements from the start of a slice to the right factors, and to its end
 constexpr int gate_at = tile_rows * tile_k;
 constexpr int up_at = gate_at + tile_cols * tile_k;
@@ -117,14 +123,17 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
 
 extern "C" __global__ void __launch_bounds__(256)
 decoder_layer_activated(
+    const __bf16* __restrict__ norm_2_ptr,
     const __bf16* __restrict__ gate_ptr,
     const __bf16* __restrict__ up_ptr,
-    const __bf16* __restrict__ normed_2_ptr,
+    const __bf16* __restrict__ h_ptr,
+    const float* __restrict__ sum_of_squares_from_x_ptr,
     __bf16* __restrict__ activated_ptr,
     long long rows,
-    long long normed_2_stride,
+    long long h_stride,
     long long gate_ld,
     long long up_ld,
+    long long sum_of_squares_from_x_stride,
     long long activated_stride)
 {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -138,61 +147,95 @@ decoder_layer_activated(
 
   // the ring of 2 slices, and what the thread brings of each
   __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
-  const int normed_2_m = lane / 8, normed_2_k = lane % 8 * 8;
-  const __bf16* normed_2_from = normed_2_ptr + (row0 + normed_2_m) * normed_2_stride + k_group * tile_k + normed_2_k;
-  const int normed_2_to = place<8>(normed_2_m, normed_2_k);
+  const int h_m = lane / 8, h_k = lane % 8 * 8;
+  const __bf16* h_from = h_ptr + (row0 + h_m) * h_stride + k_group * tile_k + h_k;
+  const int h_to = place<8>(h_m, h_k);
   const int gate_n = lane / 8, gate_k = lane % 8 * 8;
   const __bf16* gate_from = gate_ptr + (col0 + gate_n) * gate_ld + k_group * tile_k + gate_k;
   const int gate_to = gate_at + place<8>(gate_n, gate_k);
   const int up_n = lane / 8, up_k = lane % 8 * 8;
   const __bf16* up_from = up_ptr + (col0 + up_n) * up_ld + k_group * tile_k + up_k;
   const int up_to = up_at + place<8>(up_n, up_k);
-  Vec<__bf16, 8> normed_2_held[2];
-  Vec<__bf16, 8> gate_held[2];
-  Vec<__bf16, 8> up_held[2];
-  const auto fetch_slice = [&]() {
+  Vec<__bf16, 8> h_held[2];
+  Vec<__bf16, 8> gate_held[8];
+  Vec<__bf16, 8> up_held[8];
+  Vec<__bf16, 8> norm_2_held;
+  float sum_of_squares_from_x_held[2];
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    sum_of_squares_from_x_held[v] = row0 + h_m + v * 8 < rows ? *(sum_of_squares_from_x_ptr + (row0 + h_m
+        + v * 8) * sum_of_squares_from_x_stride) : 0.0f;
+  }
+  const auto fetch_slice = [&](int step) {
+    const int k_at = (step * split_k + k_group) * tile_k;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      normed_2_held[v] = load_chunk<8>(normed_2_from + v * 8 * normed_2_stride, normed_2_m + v * 8 < rows_here ? 8 : 0);
+      h_held[v] = load_chunk<8>(h_from + v * 8 * h_stride, h_m + v * 8 < rows_here ? 8 : 0);
     }
-    normed_2_from += split_k * tile_k;
+    h_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) gate_held[v] = load_chunk<8>(gate_from + v * 8 * gate_ld, 8);
+    for (int v = 0; v < 8; ++v) gate_held[v] = load_chunk<8>(gate_from + v * 8 * gate_ld, 8);
     gate_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) up_held[v] = load_chunk<8>(up_from + v * 8 * up_ld, 8);
+    for (int v = 0; v < 8; ++v) up_held[v] = load_chunk<8>(up_from + v * 8 * up_ld, 8);
     up_from += split_k * tile_k;
+    norm_2_held = load_chunk<8>(norm_2_ptr + k_at + h_k, 8);
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + normed_2_to + v * at_once, normed_2_held[v]);
+    for (int v = 0; v < 2; ++v) {
+      Vec<__bf16, 8> h_vec;
+      const float sum_of_squares_from_x = sum_of_squares_from_x_held[v];
+      const float mean = sum_of_squares_from_x / 4096.0f;
+      const float mean_plus_eps = mean + 1e-06f;
+      const float rrms = rsqrtf(mean_plus_eps);
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float h = static_cast<float>(h_held[v].at[j]);
+        const float norm_2 = static_cast<float>(norm_2_held.at[j]);
+        const float normalized = h * rrms;
+        const float normed_2 = normalized * norm_2;
+        const float round_bf16_ = round_bf16(normed_2);
+        h_vec.at[j] = static_cast<__bf16>(round_bf16_);
+      }
+      store<8>(slice + h_to + v * at_once, h_vec);
+    }
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + gate_to + v * at_once, gate_held[v]);
+    for (int v = 0; v < 8; ++v) store<8>(slice + gate_to + v * at_once, gate_held[v]);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + up_to + v * at_once, up_held[v]);
+    for (int v = 0; v < 8; ++v) store<8>(slice + up_to + v * at_once, up_held[v]);
   };
 
   // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  Fragment normed_2_part[2][1];
-  Fragment gate_part[2][1];
-  Fragment up_part[2][1];
-  Sums normed_2_times_gate_sums[1][1] = {};
-  Sums normed_2_times_up_sums[1][1] = {};
+  Fragment h_part[2][1];
+  Fragment gate_part[2][4];
+  Fragment up_part[2][4];
+  Sums matmul_gate_sums[4][1] = {};
+  Sums matmul_up_sums[4][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
-    load_fragment<8>(normed_2_part[buffer][0], slice, 0, k * 32);
-    load_fragment<8>(gate_part[buffer][0], slice + gate_at, 0, k * 32);
-    load_fragment<8>(up_part[buffer][0], slice + up_at, 0, k * 32);
+    load_fragment<8>(h_part[buffer][0], slice, 0, k * 32);
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      load_fragment<8>(gate_part[buffer][i], slice + gate_at + i * (16 * tile_k), 0, k * 32);
+    }
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      load_fragment<8>(up_part[buffer][i], slice + up_at + i * (16 * tile_k), 0, k * 32);
+    }
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(normed_2_times_gate_sums[0][0], gate_part[buffer][0], normed_2_part[buffer][0]);
-    multiply_add(normed_2_times_up_sums[0][0], up_part[buffer][0], normed_2_part[buffer][0]);
+    #pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      multiply_add(matmul_gate_sums[n][0], gate_part[buffer][n], h_part[buffer][0]);
+      multiply_add(matmul_up_sums[n][0], up_part[buffer][n], h_part[buffer][0]);
+    }
   };
 
-  fetch_slice();
+  fetch_slice(0);
   prepare_slice(0);
-  fetch_slice();
+  fetch_slice(1);
   __syncthreads();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
@@ -200,7 +243,7 @@ decoder_layer_activated(
     for (int k = 0; k < 2; ++k) {
       if (k == 1 && !last) {
         prepare_slice(step + 1);
-        if (step + 2 < steps) fetch_slice();
+        if (step + 2 < steps) fetch_slice(step + 2);
       }
       if (k < 1) {
         load_parts(step, k + 1, (k + 1) % 2);
@@ -217,14 +260,17 @@ decoder_layer_activated(
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
-  float* const normed_2_times_gate_shared = reinterpret_cast<float*>(shared);
-  float* const normed_2_times_up_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
+  float* const matmul_gate_shared = reinterpret_cast<float*>(shared);
+  float* const matmul_up_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
   #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int sum_row = lane % 16;
-    const int sum_col = lane / 16 * 4 + i;
-    normed_2_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = normed_2_times_gate_sums[0][0][i];
-    normed_2_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = normed_2_times_up_sums[0][0][i];
+  for (int n = 0; n < 4; ++n) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int sum_row = lane % 16;
+      const int sum_col = n * 16 + lane / 16 * 4 + i;
+      matmul_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_gate_sums[n][0][i];
+      matmul_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_up_sums[n][0][i];
+    }
   }
   __syncthreads();
 
@@ -233,15 +279,15 @@ decoder_layer_activated(
   const long long row = row0 + m;
   const int col = col0 + n;
   if (m < tile_rows && row < rows) {
-    const Vec<float, 8> normed_2_times_gate_total = gathered<8>(normed_2_times_gate_shared + m * sums_stride + n);
-    const Vec<float, 8> normed_2_times_up_total = gathered<8>(normed_2_times_up_shared + m * sums_stride + n);
+    const Vec<float, 8> matmul_gate_total = gathered<8>(matmul_gate_shared + m * sums_stride + n);
+    const Vec<float, 8> matmul_up_total = gathered<8>(matmul_up_shared + m * sums_stride + n);
     Vec<__bf16, 8> activated_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float normed_2_times_gate = normed_2_times_gate_total.at[j];
-      const float normed_2_times_up = normed_2_times_up_total.at[j];
-      const float silu = normed_2_times_gate * reciprocal(1.0f + exponential(-normed_2_times_gate));
-      const float mul = silu * normed_2_times_up;
+      const float matmul_gate = matmul_gate_total.at[j];
+      const float matmul_up = matmul_up_total.at[j];
+      const float silu = matmul_gate * reciprocal(1.0f + exponential(-matmul_gate));
+      const float mul = silu * matmul_up;
       activated_vec.at[j] = static_cast<__bf16>(mul);
     }
     store<8>(activated_ptr + row * activated_stride + col, activated_vec);

@@ -3,7 +3,7 @@
 // q, k_value, v_value of decoder_layer.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
-// tile     16 x 16 tiles, slice-K by 8 groups of warps; slices of 64 in a ring of 2 for each group
+// tile     16 x 32 tiles, slice-K by 8 groups of warps; slices of 64 in a ring of 2 for each group
 // traffic  50.6 MB moved, 50.6 MB ideal, 50.9 MB with products apart, 50.9 MB unfused in 4 launches
 // floor    6.3 us at 8 TB/s; memory-bound at 7.96 flop/B
 // rounding x * norm to bf16 before it is multiplied, and only then scaled by rrms; f32 between
@@ -30,9 +30,9 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 16, tile_k = 64, stages = 2;
+constexpr int tile_rows = 16, tile_cols = 32, tile_k = 64, stages = 2;
 constexpr int split_k = 8, steps = 8;  // parts of K, and slices of each
-constexpr int tiles_across = 384;
+constexpr int tiles_across = 192;
 // elements from the start of a slice to the right factor, and to its end
 constexpr int right_at = tile_rows * tile_k;
 constexpr int slice_elements = right_at + tile_cols * tile_k;
@@ -143,8 +143,8 @@ decoder_layer_q(
   const long long row0 = static_cast<long long>(tile / tiles_across) * tile_rows;
   const int across = tile % tiles_across;
   const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
-  const int group = across < 256 ? 0 : across < 320 ? 1 : 2;
-  const int col0 = (across - (group == 0 ? 0 : group == 1 ? 256 : 320)) * tile_cols;
+  const int group = across < 128 ? 0 : across < 160 ? 1 : 2;
+  const int col0 = (across - (group == 0 ? 0 : group == 1 ? 128 : 160)) * tile_cols;
   const __bf16* const right_ptr = group == 0 ? wq_ptr : group == 1 ? wk_ptr : wv_ptr;
   const long long right_stride = group == 0 ? wq_ld : group == 1 ? wk_ld : wv_ld;
 
@@ -157,7 +157,7 @@ decoder_layer_q(
   const __bf16* right_from = right_ptr + (col0 + right_n) * right_stride + k_group * tile_k + right_k;
   const int right_to = right_at + place<8>(right_n, right_k);
   Vec<__bf16, 8> x_held[2];
-  Vec<__bf16, 8> right_held[2];
+  Vec<__bf16, 8> right_held[4];
   Vec<__bf16, 8> norm_held;
   float sum_of_squares_part[2] = {};
   const auto fetch_slice = [&](int step) {
@@ -168,7 +168,7 @@ decoder_layer_q(
     }
     x_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) right_held[v] = load_chunk<8>(right_from + v * 8 * right_stride, 8);
+    for (int v = 0; v < 4; ++v) right_held[v] = load_chunk<8>(right_from + v * 8 * right_stride, 8);
     right_from += split_k * tile_k;
     norm_held = load_chunk<8>(norm_ptr + k_at + x_k, 8);
   };
@@ -189,20 +189,24 @@ decoder_layer_q(
       store<8>(slice + x_to + v * at_once, x_vec);
     }
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + right_to + v * at_once, right_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + right_to + v * at_once, right_held[v]);
   };
 
   // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][1];
-  Fragment right_part[2][1];
-  Sums right_sums[1][1] = {};
+  Fragment right_part[2][2];
+  Sums right_sums[2][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     load_fragment<8>(x_part[buffer][0], slice, 0, k * 32);
-    load_fragment<8>(right_part[buffer][0], slice + right_at, 0, k * 32);
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_fragment<8>(right_part[buffer][i], slice + right_at + i * (16 * tile_k), 0, k * 32);
+    }
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(right_sums[0][0], right_part[buffer][0], x_part[buffer][0]);
+    #pragma unroll
+    for (int n = 0; n < 2; ++n) multiply_add(right_sums[n][0], right_part[buffer][n], x_part[buffer][0]);
   };
 
   fetch_slice(0);
@@ -241,10 +245,13 @@ decoder_layer_q(
     if (x_k == 0) sum_of_squares_shared[k_group * group_floats + x_m + v * 8] = sum_of_squares_part[v];
   }
   #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int sum_row = lane % 16;
-    const int sum_col = lane / 16 * 4 + i;
-    right_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = right_sums[0][0][i];
+  for (int n = 0; n < 2; ++n) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int sum_row = lane % 16;
+      const int sum_col = n * 16 + lane / 16 * 4 + i;
+      right_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = right_sums[n][0][i];
+    }
   }
   __syncthreads();
 

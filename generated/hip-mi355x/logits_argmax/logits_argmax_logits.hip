@@ -2,7 +2,7 @@
 // logits of logits_argmax.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
-// tile     32 x 32 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group
+// tile     32 x 64 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group
 // traffic  1067.4 MB moved, 1067.4 MB ideal, 1067.4 MB with products apart, 1067.4 MB unfused in 1
 //          launch
 // floor    133.4 us at 8 TB/s; memory-bound at 31.50 flop/B
@@ -28,9 +28,10 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 32, tile_cols = 32, tile_k = 64, stages = 2;
+constexpr int tile_rows = 32, tile_cols = 64, tile_k = 64, stages = 2;
 constexpr int split_k = 2, steps = 32;  // parts of K, and slices of each
-constexpr int tiles_across = 4008;
+constexpr int threads = 128;
+constexpr int tiles_across = 2004;
 // elements from the start of a slice to the right factor, and to its end
 constexpr int head_value_at = tile_rows * tile_k;
 constexpr int slice_elements = head_value_at + tile_cols * tile_k;
@@ -127,7 +128,7 @@ logits_argmax_logits(
   const __bf16* head_value_from = head_value_ptr + (col0 + head_value_n) * head_value_ld + k_group * tile_k + head_value_k;
   const int head_value_to = head_value_at + place<8>(head_value_n, head_value_k);
   Vec<__bf16, 8> x_held[4];
-  Vec<__bf16, 8> head_value_held[4];
+  Vec<__bf16, 8> head_value_held[8];
   const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
@@ -135,7 +136,7 @@ logits_argmax_logits(
     }
     x_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) head_value_held[v] = load_chunk<8>(head_value_from + v * 8 * head_value_ld, 8);
+    for (int v = 0; v < 8; ++v) head_value_held[v] = load_chunk<8>(head_value_from + v * 8 * head_value_ld, 8);
     head_value_from += split_k * tile_k;
   };
   const auto prepare_slice = [&](int step) {
@@ -143,25 +144,25 @@ logits_argmax_logits(
     #pragma unroll
     for (int v = 0; v < 4; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
     #pragma unroll
-    for (int v = 0; v < 4; ++v) store<8>(slice + head_value_to + v * at_once, head_value_held[v]);
+    for (int v = 0; v < 8; ++v) store<8>(slice + head_value_to + v * at_once, head_value_held[v]);
   };
 
   // 32 slices of 64: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][2];
-  Fragment head_value_part[2][2];
-  Sums logits_sums[2][2] = {};
+  Fragment head_value_part[2][4];
+  Sums logits_sums[4][2] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
     for (int i = 0; i < 2; ++i) load_fragment<8>(x_part[buffer][i], slice + i * (16 * tile_k), 0, k * 32);
     #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 4; ++i) {
       load_fragment<8>(head_value_part[buffer][i], slice + head_value_at + i * (16 * tile_k), 0, k * 32);
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < 4; ++n) {
       #pragma unroll
       for (int m = 0; m < 2; ++m) multiply_add(logits_sums[n][m], head_value_part[buffer][n], x_part[buffer][m]);
     }
@@ -196,7 +197,7 @@ logits_argmax_logits(
   __syncthreads();
   float* const logits_shared = reinterpret_cast<float*>(shared);
   #pragma unroll
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < 4; ++n) {
     #pragma unroll
     for (int m = 0; m < 2; ++m) {
       #pragma unroll
@@ -209,18 +210,21 @@ logits_argmax_logits(
   }
   __syncthreads();
 
-  const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
-  const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
-  const long long row = row0 + m;
-  const int col = col0 + n;
-  if (row < rows) {
-    const Vec<float, 8> logits_total = gathered<8>(logits_shared + m * sums_stride + n);
-    Vec<float, 8> logits_vec;
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float logits = logits_total.at[j];
-      logits_vec.at[j] = logits;
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+    const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+    const long long row = row0 + m;
+    const int col = col0 + n;
+    if (row < rows) {
+      const Vec<float, 8> logits_total = gathered<8>(logits_shared + m * sums_stride + n);
+      Vec<float, 8> logits_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float logits = logits_total.at[j];
+        logits_vec.at[j] = logits;
+      }
+      store<8>(logits_ptr + row * logits_stride + col, logits_vec);
     }
-    store<8>(logits_ptr + row * logits_stride + col, logits_vec);
   }
 }

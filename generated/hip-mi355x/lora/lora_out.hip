@@ -1,13 +1,13 @@
-// lora_out  bf16[M, K], bf16[N, K], f32, f32[M, N] -> bf16[M, N]  at M=4096 K=4096 N=4096
+// lora_out  bf16[N, R], f32, f32[M, N], bf16[M, R] -> bf16[M, N]  at M=4096 N=4096 R=16
 // out of lora.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
-// tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2
-// traffic  268.4 MB moved, 167.8 MB ideal, 234.9 MB with products apart, 369.1 MB unfused in 3 launches
-// floor    54.6 us at 2517 TFLOP/s for products; compute-bound at 512.00 flop/B
+// tile     64 x 128 tiles of 4 warps, slices of 32 in a ring of 2
+// traffic  100.9 MB moved, 100.9 MB ideal, 168.0 MB with products apart, 235.1 MB unfused in 3 launches
+// floor    12.6 us at 8 TB/s; memory-bound at 5.32 flop/B
 // rounding out to bf16 when stored; f32 between
-// needs    K=4096, N=4096; rows of all operands next to each other; x, w, x_times_a_times_b, out:
-//          address and strides in multiples of 16 B
+// needs    N=4096, R=16; rows of all operands next to each other; x_times_a, b, x_times_w, out: address
+//          and strides in multiples of 16 B
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -28,16 +28,17 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 128, tile_k = 32, stages = 2;
-constexpr int steps = 128;
-constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
+constexpr int tile_rows = 64, tile_cols = 128, tile_k = 32, stages = 2;
+constexpr int steps = 1;
+constexpr int warp_rows = 32, warp_cols = 64;  // of a tile
 constexpr int threads = 256;
 constexpr int tiles_across = 32;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int dies = 8;  // each with an L2 cache of its own
+constexpr int full_k = 16;
 // elements from the start of a slice to the right factor, and to its end
-constexpr int w_at = tile_rows * tile_k;
-constexpr int slice_elements = w_at + tile_cols * tile_k;
+constexpr int b_at = tile_rows * tile_k;
+constexpr int slice_elements = b_at + tile_cols * tile_k;
 constexpr int at_once = 256 * 8;  // elements that the threads copy at once
 constexpr int band_rows = 32;
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
@@ -98,15 +99,15 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
 
 extern "C" __global__ void __launch_bounds__(256)
 lora_out(
-    const __bf16* __restrict__ x_ptr,
-    const __bf16* __restrict__ w_ptr,
+    const __bf16* __restrict__ b_ptr,
     float scale,
-    const float* __restrict__ x_times_a_times_b_ptr,
+    const float* __restrict__ x_times_w_ptr,
+    const __bf16* __restrict__ x_times_a_ptr,
     __bf16* __restrict__ out_ptr,
     long long rows,
-    long long x_stride,
-    long long w_ld,
-    long long x_times_a_times_b_stride,
+    long long x_times_a_stride,
+    long long b_ld,
+    long long x_times_w_stride,
     long long out_stride)
 {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -126,56 +127,48 @@ lora_out(
 
   // the ring of 2 slices, and what the thread brings of each
   __bf16* const ring = reinterpret_cast<__bf16*>(shared);
-  const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
-  const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
-  const int x_to = place<4>(x_m, x_k);
-  const int w_n = threadIdx.x / 4, w_k = threadIdx.x % 4 * 8;
-  const __bf16* w_from = w_ptr + (col0 + w_n) * w_ld + w_k;
-  const int w_to = w_at + place<4>(w_n, w_k);
-  Vec<__bf16, 8> x_held[2];
-  Vec<__bf16, 8> w_held[2];
-  const auto fetch_slice = [&]() {
+  const int x_times_a_m = threadIdx.x / 4, x_times_a_k = threadIdx.x % 4 * 8;
+  const __bf16* x_times_a_from = x_times_a_ptr + (row0 + x_times_a_m) * x_times_a_stride + x_times_a_k;
+  const int x_times_a_to = place<4>(x_times_a_m, x_times_a_k);
+  const int b_n = threadIdx.x / 4, b_k = threadIdx.x % 4 * 8;
+  const __bf16* b_from = b_ptr + (col0 + b_n) * b_ld + b_k;
+  const int b_to = b_at + place<4>(b_n, b_k);
+  Vec<__bf16, 8> x_times_a_held[1];
+  Vec<__bf16, 8> b_held[2];
+  const auto fetch_slice = [&](int step) {
+    const int k_at = step * tile_k;
+    x_times_a_held[0] = load_chunk<8>(x_times_a_from, x_times_a_m < rows_here && k_at + x_times_a_k < full_k ? 8 : 0);
+    x_times_a_from += tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
-    }
-    x_from += tile_k;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) w_held[v] = load_chunk<8>(w_from + v * 64 * w_ld, 8);
-    w_from += tile_k;
+    for (int v = 0; v < 2; ++v) b_held[v] = load_chunk<8>(b_from + v * 64 * b_ld, k_at + b_k < full_k ? 8 : 0);
+    b_from += tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
+    store<8>(slice + x_times_a_to, x_times_a_held[0]);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + w_to + v * at_once, w_held[v]);
+    for (int v = 0; v < 2; ++v) store<8>(slice + b_to + v * at_once, b_held[v]);
   };
 
-  // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
-  Fragment x_part[2][2];
-  Fragment w_part[2][2];
-  Sums matmul_sums[2][2] = {};
+  // 1 slices of 32: fragments are loaded one step ahead of their use, across slices too
+  Fragment x_times_a_part[2][1];
+  Fragment b_part[2][2];
+  Sums matmul_sums[2][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) load_fragment<4>(x_part[buffer][i], slice + i * (32 * tile_k), warp_row, k * 16);
+    load_fragment<4>(x_times_a_part[buffer][0], slice, warp_row, k * 16);
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_fragment<4>(w_part[buffer][i], slice + w_at + i * (32 * tile_k), warp_col, k * 16);
+      load_fragment<4>(b_part[buffer][i], slice + b_at + i * (32 * tile_k), warp_col, k * 16);
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 2; ++m) multiply_add(matmul_sums[n][m], w_part[buffer][n], x_part[buffer][m]);
-    }
+    for (int n = 0; n < 2; ++n) multiply_add(matmul_sums[n][0], b_part[buffer][n], x_times_a_part[buffer][0]);
   };
 
-  fetch_slice();
+  fetch_slice(0);
   prepare_slice(0);
-  fetch_slice();
   __syncthreads();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
@@ -183,7 +176,6 @@ lora_out(
     for (int k = 0; k < 2; ++k) {
       if (k == 1 && !last) {
         prepare_slice(step + 1);
-        if (step + 2 < steps) fetch_slice();
       }
       if (k < 1) {
         load_parts(step, k + 1, (k + 1) % 2);
@@ -194,32 +186,27 @@ lora_out(
       multiply(k % 2);
     }
   };
-  #pragma unroll 1
-  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
   take_slice(steps - 1, true);
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
+  for (int band = 0; band < 2; ++band) {  // of 32 rows: no more fit into the place of the slices
     if (band > 0) __syncthreads();
-    #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      if ((warp_row + m * 32) / band_rows == band) {
+    if (warp_row / band_rows == band) {
+      #pragma unroll
+      for (int n = 0; n < 2; ++n) {
         #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
-            const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-            matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[n][m][i];
-          }
+        for (int i = 0; i < 16; ++i) {
+          const int sum_row = warp_row % band_rows + lane % 32;
+          const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+          matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[n][0][i];
         }
       }
     }
     __syncthreads();
 
-    Vec<float, 8> x_times_a_times_b_vec[2];
+    Vec<float, 8> x_times_w_vec[2];
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
@@ -227,7 +214,7 @@ lora_out(
       const long long row = row0 + band * band_rows + m;
       const int col = col0 + n;
       if (row < rows) {
-        x_times_a_times_b_vec[v] = load<8>(x_times_a_times_b_ptr + row * x_times_a_times_b_stride + col);
+        x_times_w_vec[v] = load<8>(x_times_w_ptr + row * x_times_w_stride + col);
       }
     }
     #pragma unroll
@@ -242,9 +229,9 @@ lora_out(
         #pragma unroll
         for (int j = 0; j < 8; ++j) {
           const float matmul = matmul_total.at[j];
-          const float x_times_a_times_b = x_times_a_times_b_vec[v].at[j];
-          const float mul = x_times_a_times_b * scale;
-          const float add = matmul + mul;
+          const float x_times_w = x_times_w_vec[v].at[j];
+          const float mul = matmul * scale;
+          const float add = x_times_w + mul;
           out_vec.at[j] = static_cast<__bf16>(add);
         }
         store<8>(out_ptr + row * out_stride + col, out_vec);

@@ -5,7 +5,7 @@
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
 // views    order_value_part is order_value as [4 * T, 1]
 // looks up rows of x at floor_div, 0 where there is none
-// tile     16 x 16 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 2 for each group;
+// tile     16 x 64 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group;
 //          each of rows of one of 64 groups
 // traffic  540.0 MB moved, 540.0 MB ideal, 561.0 MB with products apart, 568.3 MB unfused in 6 launches
 // floor    67.5 us at 8 TB/s; memory-bound at 15.91 flop/B
@@ -55,9 +55,9 @@ __device__ __forceinline__ int floor_quotient(int x, int y) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 16, tile_k = 64, stages = 2;
-constexpr int split_k = 4, steps = 8;  // parts of K, and slices of each
-constexpr int tiles_across = 64;
+constexpr int tile_rows = 16, tile_cols = 64, tile_k = 64, stages = 2;
+constexpr int split_k = 2, steps = 16;  // parts of K, and slices of each
+constexpr int tiles_across = 16;
 constexpr int segments = 64;  // groups of rows
 // elements from the start of a slice to the right factors, and to its end
 constexpr int gate_at = tile_rows * tile_k;
@@ -95,12 +95,12 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
   return v;
 }
 
-// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
+// N neighbouring sums in shared memory, added up over the 2 slice-K groups, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   Vec<float, N> total = {};
   #pragma unroll
-  for (int group = 0; group < 4; ++group) {
+  for (int group = 0; group < 2; ++group) {
     const Vec<float, N> part = load<N>(from + group * group_floats);
     #pragma unroll
     for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
@@ -155,7 +155,7 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
   sums = __builtin_amdgcn_mfma_f32_16x16x32_bf16(right.part[0], left.part[0], sums, 0, 0, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 moe_layer_h(
     const __bf16* __restrict__ x_ptr,
     const __bf16* __restrict__ gate_ptr,
@@ -175,7 +175,7 @@ moe_layer_h(
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
-  const int k_group = threadIdx.x / 64;  // slice-K: of 4 groups of warps
+  const int k_group = threadIdx.x / 64;  // slice-K: of 2 groups of warps
   const unsigned tile = blockIdx.x;
   const Segment here = segment_of(ends_ptr, rows, tile / tiles_across);
   const long long row0 = here.row0, segment_end = here.end;
@@ -207,18 +207,18 @@ moe_layer_h(
   const __bf16* up_from = up_ptr + segment * up_group + (col0 + up_n) * up_ld + k_group * tile_k + up_k;
   const int up_to = up_at + place<8>(up_n, up_k);
   Vec<__bf16, 8> x_held[2];
-  Vec<__bf16, 8> gate_held[2];
-  Vec<__bf16, 8> up_held[2];
+  Vec<__bf16, 8> gate_held[8];
+  Vec<__bf16, 8> up_held[8];
   const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 2; ++v) x_held[v] = load_chunk<8>(x_from[v], x_found[v] ? 8 : 0);
     #pragma unroll
     for (int v = 0; v < 2; ++v) x_from[v] += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) gate_held[v] = load_chunk<8>(gate_from + v * 8 * gate_ld, 8);
+    for (int v = 0; v < 8; ++v) gate_held[v] = load_chunk<8>(gate_from + v * 8 * gate_ld, 8);
     gate_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) up_held[v] = load_chunk<8>(up_from + v * 8 * up_ld, 8);
+    for (int v = 0; v < 8; ++v) up_held[v] = load_chunk<8>(up_from + v * 8 * up_ld, 8);
     up_from += split_k * tile_k;
   };
   const auto prepare_slice = [&](int step) {
@@ -226,26 +226,35 @@ moe_layer_h(
     #pragma unroll
     for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + gate_to + v * at_once, gate_held[v]);
+    for (int v = 0; v < 8; ++v) store<8>(slice + gate_to + v * at_once, gate_held[v]);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + up_to + v * at_once, up_held[v]);
+    for (int v = 0; v < 8; ++v) store<8>(slice + up_to + v * at_once, up_held[v]);
   };
 
-  // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][1];
-  Fragment gate_part[2][1];
-  Fragment up_part[2][1];
-  Sums tokens_times_gate_sums[1][1] = {};
-  Sums tokens_times_up_sums[1][1] = {};
+  Fragment gate_part[2][4];
+  Fragment up_part[2][4];
+  Sums tokens_times_gate_sums[4][1] = {};
+  Sums tokens_times_up_sums[4][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     load_fragment<8>(x_part[buffer][0], slice, 0, k * 32);
-    load_fragment<8>(gate_part[buffer][0], slice + gate_at, 0, k * 32);
-    load_fragment<8>(up_part[buffer][0], slice + up_at, 0, k * 32);
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      load_fragment<8>(gate_part[buffer][i], slice + gate_at + i * (16 * tile_k), 0, k * 32);
+    }
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      load_fragment<8>(up_part[buffer][i], slice + up_at + i * (16 * tile_k), 0, k * 32);
+    }
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(tokens_times_gate_sums[0][0], gate_part[buffer][0], x_part[buffer][0]);
-    multiply_add(tokens_times_up_sums[0][0], up_part[buffer][0], x_part[buffer][0]);
+    #pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      multiply_add(tokens_times_gate_sums[n][0], gate_part[buffer][n], x_part[buffer][0]);
+      multiply_add(tokens_times_up_sums[n][0], up_part[buffer][n], x_part[buffer][0]);
+    }
   };
 
   if (of_group) {  // else all sums are 0
@@ -280,11 +289,14 @@ moe_layer_h(
   float* const tokens_times_gate_shared = reinterpret_cast<float*>(shared);
   float* const tokens_times_up_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
   #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int sum_row = lane % 16;
-    const int sum_col = lane / 16 * 4 + i;
-    tokens_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_gate_sums[0][0][i];
-    tokens_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_up_sums[0][0][i];
+  for (int n = 0; n < 4; ++n) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int sum_row = lane % 16;
+      const int sum_col = n * 16 + lane / 16 * 4 + i;
+      tokens_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_gate_sums[n][0][i];
+      tokens_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_up_sums[n][0][i];
+    }
   }
   __syncthreads();
 
@@ -292,7 +304,7 @@ moe_layer_h(
   const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
   const long long row = row0 + m;
   const int col = col0 + n;
-  if (m < tile_rows && row < segment_end) {
+  if (row < segment_end) {
     const Vec<float, 8> tokens_times_gate_total = gathered<8>(tokens_times_gate_shared + m * sums_stride + n);
     const Vec<float, 8> tokens_times_up_total = gathered<8>(tokens_times_up_shared + m * sums_stride + n);
     Vec<__bf16, 8> h_vec;

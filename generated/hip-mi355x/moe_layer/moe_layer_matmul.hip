@@ -2,7 +2,7 @@
 // matmul of moe_layer.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
-// tile     64 x 64 tiles of 4 warps, slices of 32 in a ring of 2
+// tile     64 x 128 tiles of 4 warps, slices of 32 in a ring of 2
 // traffic  1.4 MB moved, 1.4 MB ideal, 1.4 MB with products apart, 1.4 MB unfused in 1 launch
 // floor    0.2 us at 8 TB/s; memory-bound at 48.76 flop/B
 // needs    D=2048, E=64; rows of all operands next to each other; x, router, matmul: address and
@@ -27,13 +27,16 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 64, tile_cols = 64, tile_k = 32, stages = 2;
+constexpr int tile_rows = 64, tile_cols = 128, tile_k = 32, stages = 2;
 constexpr int steps = 64;
-constexpr int warp_rows = 32, warp_cols = 32;  // of a tile
+constexpr int warp_rows = 32, warp_cols = 64;  // of a tile
 constexpr int threads = 256;
+constexpr int cols = 64;
 // elements from the start of a slice to the right factor, and to its end
 constexpr int router_at = tile_rows * tile_k;
 constexpr int slice_elements = router_at + tile_cols * tile_k;
+constexpr int at_once = 256 * 8;  // elements that the threads copy at once
+constexpr int band_rows = 32;
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 
@@ -113,30 +116,38 @@ moe_layer_matmul(
   const __bf16* router_from = router_ptr + (col0 + router_n) * router_ld + router_k;
   const int router_to = router_at + place<4>(router_n, router_k);
   Vec<__bf16, 8> x_held[1];
-  Vec<__bf16, 8> router_held[1];
+  Vec<__bf16, 8> router_held[2];
   const auto fetch_slice = [&]() {
     x_held[0] = load_chunk<8>(x_from, x_m < rows_here ? 8 : 0);
     x_from += tile_k;
-    router_held[0] = load_chunk<8>(router_from, 8);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      router_held[v] = load_chunk<8>(router_from + v * 64 * router_ld, col0 + router_n + v * 64 < cols ? 8 : 0);
+    }
     router_from += tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     store<8>(slice + x_to, x_held[0]);
-    store<8>(slice + router_to, router_held[0]);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) store<8>(slice + router_to + v * at_once, router_held[v]);
   };
 
   // 64 slices of 32: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][1];
-  Fragment router_part[2][1];
-  Sums matmul_sums[1][1] = {};
+  Fragment router_part[2][2];
+  Sums matmul_sums[2][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     load_fragment<4>(x_part[buffer][0], slice, warp_row, k * 16);
-    load_fragment<4>(router_part[buffer][0], slice + router_at, warp_col, k * 16);
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_fragment<4>(router_part[buffer][i], slice + router_at + i * (32 * tile_k), warp_col, k * 16);
+    }
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(matmul_sums[0][0], router_part[buffer][0], x_part[buffer][0]);
+    #pragma unroll
+    for (int n = 0; n < 2; ++n) multiply_add(matmul_sums[n][0], router_part[buffer][n], x_part[buffer][0]);
   };
 
   fetch_slice();
@@ -167,29 +178,37 @@ moe_layer_matmul(
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int sum_row = warp_row + lane % 32;
-    const int sum_col = warp_col + i / 4 * 8 + lane / 32 * 4 + i % 4;
-    matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[0][0][i];
-  }
-  __syncthreads();
-
-  #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
-    const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
-    const long long row = row0 + m;
-    const int col = col0 + n;
-    if (row < rows) {
-      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
-      Vec<float, 8> matmul_vec;
+  for (int band = 0; band < 2; ++band) {  // of 32 rows: no more fit into the place of the slices
+    if (band > 0) __syncthreads();
+    if (warp_row / band_rows == band) {
       #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float matmul = matmul_total.at[j];
-        matmul_vec.at[j] = matmul;
+      for (int n = 0; n < 2; ++n) {
+        #pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const int sum_row = warp_row % band_rows + lane % 32;
+          const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+          matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[n][0][i];
+        }
       }
-      store<8>(matmul_ptr + row * matmul_stride + col, matmul_vec);
+    }
+    __syncthreads();
+
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+      const long long row = row0 + band * band_rows + m;
+      const int col = col0 + n;
+      if (row < rows && col < cols) {
+        const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
+        Vec<float, 8> matmul_vec;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float matmul = matmul_total.at[j];
+          matmul_vec.at[j] = matmul;
+        }
+        store<8>(matmul_ptr + row * matmul_stride + col, matmul_vec);
+      }
     }
   }
 }

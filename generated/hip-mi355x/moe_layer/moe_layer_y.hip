@@ -2,7 +2,7 @@
 // y of moe_layer.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
-// tile     16 x 64 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 2 for each group;
+// tile     16 x 64 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group;
 //          each of rows of one of 64 groups
 // traffic  274.7 MB moved, 274.7 MB ideal, 274.7 MB with products apart, 283.1 MB unfused in 2 launches
 // floor    34.3 us at 8 TB/s; memory-bound at 15.63 flop/B
@@ -30,7 +30,7 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
 constexpr int tile_rows = 16, tile_cols = 64, tile_k = 64, stages = 2;
-constexpr int split_k = 4, steps = 4;  // parts of K, and slices of each
+constexpr int split_k = 2, steps = 8;  // parts of K, and slices of each
 constexpr int tiles_across = 32;
 constexpr int segments = 64;  // groups of rows
 // elements from the start of a slice to the right factor, and to its end
@@ -68,12 +68,12 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
   return v;
 }
 
-// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
+// N neighbouring sums in shared memory, added up over the 2 slice-K groups, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   Vec<float, N> total = {};
   #pragma unroll
-  for (int group = 0; group < 4; ++group) {
+  for (int group = 0; group < 2; ++group) {
     const Vec<float, N> part = load<N>(from + group * group_floats);
     #pragma unroll
     for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
@@ -128,7 +128,7 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
   sums = __builtin_amdgcn_mfma_f32_16x16x32_bf16(right.part[0], left.part[0], sums, 0, 0, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 moe_layer_y(
     const __bf16* __restrict__ down_ptr,
     const int* __restrict__ ends_ptr,
@@ -142,7 +142,7 @@ moe_layer_y(
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
-  const int k_group = threadIdx.x / 64;  // slice-K: of 4 groups of warps
+  const int k_group = threadIdx.x / 64;  // slice-K: of 2 groups of warps
   const unsigned tile = blockIdx.x;
   const Segment here = segment_of(ends_ptr, rows, tile / tiles_across);
   const long long row0 = here.row0, segment_end = here.end;
@@ -181,7 +181,7 @@ moe_layer_y(
     for (int v = 0; v < 8; ++v) store<8>(slice + down_to + v * at_once, down_held[v]);
   };
 
-  // 4 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
   Fragment h_part[2][1];
   Fragment down_part[2][4];
   Sums grouped_matmul_sums[4][1] = {};
@@ -243,7 +243,7 @@ moe_layer_y(
   const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
   const long long row = row0 + m;
   const int col = col0 + n;
-  if (m < tile_rows && row < segment_end) {
+  if (row < segment_end) {
     const Vec<float, 8> grouped_matmul_total = gathered<8>(grouped_matmul_shared + m * sums_stride + n);
     Vec<__bf16, 8> y_vec;
     #pragma unroll

@@ -3,7 +3,7 @@
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
 // views    mul_part is mul as [N, K]
-// tile     16 x 16 tiles, slice-K by 8 groups of warps; slices of 64 in a ring of 2 for each group
+// tile     16 x 16 tiles, slice-K by 4 groups of warps; slices of 128 in a ring of 2 for each group
 // traffic  134.5 MB moved, 134.5 MB ideal, 134.5 MB with products apart, 134.5 MB unfused in 1 launch
 // floor    16.8 us at 8 TB/s; memory-bound at 7.98 flop/B
 // rounding out to bf16 when stored; f32 between
@@ -29,13 +29,12 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 16, tile_k = 64, stages = 2;
-constexpr int split_k = 8, steps = 16;  // parts of K, and slices of each
+constexpr int tile_rows = 16, tile_cols = 16, tile_k = 128, stages = 2;
+constexpr int split_k = 4, steps = 16;  // parts of K, and slices of each
 constexpr int tiles_across = 512;
 // elements from the start of a slice to the right factor, and to its end
 constexpr int mul_part_at = tile_rows * tile_k;
 constexpr int slice_elements = mul_part_at + tile_cols * tile_k;
-constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 constexpr int group_floats = 1 * tile_rows * sums_stride;  // of a slice-K group's sums
@@ -67,12 +66,12 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
   return v;
 }
 
-// N neighbouring sums in shared memory, added up over the 8 slice-K groups, always in this order
+// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   Vec<float, N> total = {};
   #pragma unroll
-  for (int group = 0; group < 8; ++group) {
+  for (int group = 0; group < 4; ++group) {
     const Vec<float, N> part = load<N>(from + group * group_floats);
     #pragma unroll
     for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
@@ -100,7 +99,7 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
   sums = __builtin_amdgcn_mfma_f32_16x16x32_bf16(right.part[0], left.part[0], sums, 0, 0, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(256)
 w8a16_gemm_out(
     const __bf16* __restrict__ x_ptr,
     const __bf16* __restrict__ mul_part_ptr,
@@ -112,7 +111,7 @@ w8a16_gemm_out(
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
-  const int k_group = threadIdx.x / 64;  // slice-K: of 8 groups of warps
+  const int k_group = threadIdx.x / 64;  // slice-K: of 4 groups of warps
   const unsigned tile = blockIdx.x;
   const long long row0 = static_cast<long long>(tile / tiles_across) * tile_rows;
   const int across = tile % tiles_across;
@@ -121,40 +120,40 @@ w8a16_gemm_out(
 
   // the ring of 2 slices, and what the thread brings of each
   __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
-  const int x_m = lane / 8, x_k = lane % 8 * 8;
+  const int x_m = lane / 16, x_k = lane % 16 * 8;
   const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
-  const int x_to = place<8>(x_m, x_k);
-  const int mul_part_n = lane / 8, mul_part_k = lane % 8 * 8;
+  const int mul_part_n = lane / 16, mul_part_k = lane % 16 * 8;
   const __bf16* mul_part_from = mul_part_ptr + (col0 + mul_part_n) * mul_part_ld + k_group * tile_k + mul_part_k;
-  const int mul_part_to = mul_part_at + place<8>(mul_part_n, mul_part_k);
-  Vec<__bf16, 8> x_held[2];
-  Vec<__bf16, 8> mul_part_held[2];
+  Vec<__bf16, 8> x_held[4];
+  Vec<__bf16, 8> mul_part_held[4];
   const auto fetch_slice = [&]() {
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      x_held[v] = load_chunk<8>(x_from + v * 8 * x_stride, x_m + v * 8 < rows_here ? 8 : 0);
+    for (int v = 0; v < 4; ++v) {
+      x_held[v] = load_chunk<8>(x_from + v * 4 * x_stride, x_m + v * 4 < rows_here ? 8 : 0);
     }
     x_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) mul_part_held[v] = load_chunk<8>(mul_part_from + v * 8 * mul_part_ld, 8);
+    for (int v = 0; v < 4; ++v) mul_part_held[v] = load_chunk<8>(mul_part_from + v * 4 * mul_part_ld, 8);
     mul_part_from += split_k * tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + place<16>(x_m + v * 4, x_k), x_held[v]);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + mul_part_to + v * at_once, mul_part_held[v]);
+    for (int v = 0; v < 4; ++v) {
+      store<8>(slice + mul_part_at + place<16>(mul_part_n + v * 4, mul_part_k), mul_part_held[v]);
+    }
   };
 
-  // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  // 16 slices of 128: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][1];
   Fragment mul_part_part[2][1];
   Sums matmul_sums[1][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
-    load_fragment<8>(x_part[buffer][0], slice, 0, k * 32);
-    load_fragment<8>(mul_part_part[buffer][0], slice + mul_part_at, 0, k * 32);
+    load_fragment<16>(x_part[buffer][0], slice, 0, k * 32);
+    load_fragment<16>(mul_part_part[buffer][0], slice + mul_part_at, 0, k * 32);
   };
   const auto multiply = [&](int buffer) {
     multiply_add(matmul_sums[0][0], mul_part_part[buffer][0], x_part[buffer][0]);
@@ -167,12 +166,12 @@ w8a16_gemm_out(
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
     #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      if (k == 1 && !last) {
+    for (int k = 0; k < 4; ++k) {
+      if (k == 3 && !last) {
         prepare_slice(step + 1);
         if (step + 2 < steps) fetch_slice();
       }
-      if (k < 1) {
+      if (k < 3) {
         load_parts(step, k + 1, (k + 1) % 2);
       } else if (!last) {
         __syncthreads();

@@ -1,13 +1,11 @@
-// decoder_layer_normed_2  bf16[D], bf16[B, D] -> bf16[B, D]  at B=8 D=4096
-// normed_2 of decoder_layer.
+// decoder_layer_sum_of_squares_from_x  bf16[B, D] -> f32[B, 1]  at B=8 D=4096
+// sum_of_squares_from_x of decoder_layer.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s
-// tile     a block of 512 threads a row, 1 x 8 elements a thread; h in registers
-// traffic  0.1 MB moved, 0.1 MB ideal, 0.2 MB unfused in 1 launch
-// floor    0.0 us at 8 TB/s; memory-bound at 0.94 flop/B
-// rounding normed_2 to bf16 when stored; f32 between
-// needs    rows of 4096 elements, next to each other; norm_2, h, normed_2: address and strides in
-//          multiples of 16 B; norm_2 [D] shared by every row
+// tile     a block of 256 threads a row, 2 x 8 elements a thread; one pass, nothing kept
+// traffic  65568 B moved, 65568 B ideal, 65568 B unfused in 1 launch
+// floor    0.0 us at 8 TB/s; memory-bound at 1.00 flop/B
+// needs    rows of 4096 elements, next to each other; h: address and strides in multiples of 16 B
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -19,12 +17,6 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
 template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
-}
-
-// the vector to p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
-  *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
 // v of the thread whose lane differs in the bits of step
@@ -43,7 +35,7 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __builtin_bit_cast(decltype(v), other);
 }
 
-// the sum over the 512 threads of a row, in every one of them
+// the sum over the 256 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v, float* part) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
@@ -53,61 +45,47 @@ __device__ __forceinline__ float row_sum(float v, float* part) {
     part[threadIdx.x / 64] = v;
   }
   __syncthreads();
-  v = part[threadIdx.x % 8];
+  v = part[threadIdx.x % 4];
   #pragma unroll
-  for (int step = 4; step > 0; step /= 2) {
+  for (int step = 2; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
 }
 
-extern "C" __global__ void __launch_bounds__(512)
-decoder_layer_normed_2(
-    const __bf16* __restrict__ norm_2_ptr,
+extern "C" __global__ void __launch_bounds__(256)
+decoder_layer_sum_of_squares_from_x(
     const __bf16* __restrict__ h_ptr,
-    __bf16* __restrict__ normed_2_ptr,
+    float* __restrict__ sum_of_squares_from_x_ptr,
     long long rows,
     long long h_stride,
-    long long normed_2_stride)
+    long long sum_of_squares_from_x_stride)
 {
-  const int lane = threadIdx.x;  // of the 512 threads that share a row
-  __shared__ float part[1][8];
+  constexpr int row_threads = 256;
+  const int lane = threadIdx.x;  // of the 256 threads that share a row
+  __shared__ float part[1][4];
   const long long row = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (row >= rows) return;  // the grid's last line is longer than what is left
   const __bf16* const h_row = h_ptr + row * h_stride;
-  __bf16* const normed_2_row = normed_2_ptr + row * normed_2_stride;
-  const int col = lane * 8;
-  Vec<__bf16, 8> norm_2_vec;
-  Vec<__bf16, 8> h_vec;
+  float* const sum_of_squares_from_x_row = sum_of_squares_from_x_ptr + row * sum_of_squares_from_x_stride;
 
-  // pass 1 of 2: read norm_2 ahead; read h; keep h; sum_of_squares = sum(square)
+  // pass 1 of 1: read h; sum_of_squares = sum(square)
   float sum_of_squares_part = 0.0f;
-  {
-    norm_2_vec = load<8>(norm_2_ptr + col);
-    h_vec = load<8>(h_row + col);
+  Vec<__bf16, 8> h_vec[2];
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * row_threads + lane) * 8;
+    h_vec[v] = load<8>(h_row + col);
+  }
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float h = static_cast<float>(h_vec.at[j]);
+      const float h = static_cast<float>(h_vec[v].at[j]);
       const float square = h * h;
       sum_of_squares_part += square;
     }
   }
   const float sum_of_squares = row_sum(sum_of_squares_part, part[0]);
-  const float mean = sum_of_squares / 4096.0f;
-  const float mean_plus_eps = mean + 1e-06f;
-  const float rrms = rsqrtf(mean_plus_eps);
-
-  // pass 2 of 2: write normed_2
-  {
-    Vec<__bf16, 8> normed_2_vec;
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float h = static_cast<float>(h_vec.at[j]);
-      const float norm_2 = static_cast<float>(norm_2_vec.at[j]);
-      const float normalized = h * rrms;
-      const float normed_2 = normalized * norm_2;
-      normed_2_vec.at[j] = static_cast<__bf16>(normed_2);
-    }
-    store<8>(normed_2_row + col, normed_2_vec);
-  }
+  if (lane == 0) *sum_of_squares_from_x_row = sum_of_squares;
 }

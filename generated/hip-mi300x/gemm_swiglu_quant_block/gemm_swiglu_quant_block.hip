@@ -1,16 +1,18 @@
-// gemm_swiglu_quant_block_values  bf16[M, K], bf16[N, K], f32[M, N] -> f8e4m3[M, N], f32[M, N_over_128]  at M=4096 K=4096 N=14336
-//   N_over_128=112
-// values, scale of gemm_swiglu_quant_block.
+// gemm_swiglu_quant_block  bf16[M, K], bf16[N, K], bf16[N, K] -> f8e4m3[M, N], f32[M, N_over_128]  at M=4096 K=4096 N=14336 N_over_128=112
+// silu(x @ gate.T) * (x @ up.T) as f8e4m3, with a scale for each 128 of a row, quantized where the sums are.
+//
+//     def gemm_swiglu_quant_block(x, gate, up):
+//         values, scale = F.quantize(F.silu(x @ gate.T) * (x @ up.T), f8e4m3, per="block", block=128, rule="deepseek")
+//         return values, scale
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2
-// traffic  798.8 MB moved, 446.4 MB ideal, 681.3 MB with products apart, 1855.7 MB unfused in 4
+// tile     64 x 128 tiles of 4 warps, slices of 32 in a ring of 2
+// traffic  1973.2 MB moved, 329.0 MB ideal, 832.3 MB with products apart, 1419.5 MB unfused in 5
 //          launches
-// floor    367.9 us at 1307 TFLOP/s for products; compute-bound at 602.23 flop/B
+// floor    735.9 us at 1307 TFLOP/s for products; compute-bound at 487.58 flop/B
 // rounding values to f8e4m3 when stored; f32 between
-// needs    K=4096, N=14336, N_over_128=112; rows of all operands next to each other; x, up,
-//          x_times_gate: address and strides in multiples of 16 B; values: address and strides in
-//          multiples of 8 B
+// needs    K=4096, N=14336, N_over_128=112; rows of all operands next to each other; x, gate, up:
+//          address and strides in multiples of 16 B; values: address and strides in multiples of 8 B
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -68,15 +70,16 @@ __device__ __forceinline__ unsigned char to_f8e4m3(float x) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 128, tile_k = 32, stages = 2;
+constexpr int tile_rows = 64, tile_cols = 128, tile_k = 32, stages = 2;
 constexpr int steps = 128;
-constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
+constexpr int warp_rows = 32, warp_cols = 64;  // of a tile
 constexpr int threads = 256;
 constexpr int tiles_across = 112;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int dies = 8;  // each with an L2 cache of its own
-// elements from the start of a slice to the right factor, and to its end
-constexpr int up_at = tile_rows * tile_k;
+// elements from the start of a slice to the right factors, and to its end
+constexpr int gate_at = tile_rows * tile_k;
+constexpr int up_at = gate_at + tile_cols * tile_k;
 constexpr int slice_elements = up_at + tile_cols * tile_k;
 constexpr int at_once = 256 * 8;  // elements that the threads copy at once
 constexpr int band_rows = 32;
@@ -154,16 +157,16 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-gemm_swiglu_quant_block_values(
+gemm_swiglu_quant_block(
     const __bf16* __restrict__ x_ptr,
+    const __bf16* __restrict__ gate_ptr,
     const __bf16* __restrict__ up_ptr,
-    const float* __restrict__ x_times_gate_ptr,
     unsigned char* __restrict__ values_ptr,
     float* __restrict__ scale_ptr,
     long long rows,
     long long x_stride,
+    long long gate_ld,
     long long up_ld,
-    long long x_times_gate_stride,
     long long values_stride,
     long long scale_stride)
 {
@@ -187,37 +190,47 @@ gemm_swiglu_quant_block_values(
   const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
   const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
   const int x_to = place<4>(x_m, x_k);
+  const int gate_n = threadIdx.x / 4, gate_k = threadIdx.x % 4 * 8;
+  const __bf16* gate_from = gate_ptr + (col0 + gate_n) * gate_ld + gate_k;
+  const int gate_to = gate_at + place<4>(gate_n, gate_k);
   const int up_n = threadIdx.x / 4, up_k = threadIdx.x % 4 * 8;
   const __bf16* up_from = up_ptr + (col0 + up_n) * up_ld + up_k;
   const int up_to = up_at + place<4>(up_n, up_k);
-  Vec<__bf16, 8> x_held[2];
+  Vec<__bf16, 8> x_held[1];
+  Vec<__bf16, 8> gate_held[2];
   Vec<__bf16, 8> up_held[2];
   const auto fetch_slice = [&]() {
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
-    }
+    x_held[0] = load_chunk<8>(x_from, x_m < rows_here ? 8 : 0);
     x_from += tile_k;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) gate_held[v] = load_chunk<8>(gate_from + v * 64 * gate_ld, 8);
+    gate_from += tile_k;
     #pragma unroll
     for (int v = 0; v < 2; ++v) up_held[v] = load_chunk<8>(up_from + v * 64 * up_ld, 8);
     up_from += tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
+    store<8>(slice + x_to, x_held[0]);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
+    for (int v = 0; v < 2; ++v) store<8>(slice + gate_to + v * at_once, gate_held[v]);
     #pragma unroll
     for (int v = 0; v < 2; ++v) store<8>(slice + up_to + v * at_once, up_held[v]);
   };
 
   // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
-  Fragment x_part[2][2];
+  Fragment x_part[2][1];
+  Fragment gate_part[2][2];
   Fragment up_part[2][2];
-  Sums matmul_sums[2][2] = {};
+  Sums x_times_gate_sums[2][1] = {};
+  Sums x_times_up_sums[2][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
+    load_fragment<4>(x_part[buffer][0], slice, warp_row, k * 16);
     #pragma unroll
-    for (int i = 0; i < 2; ++i) load_fragment<4>(x_part[buffer][i], slice + i * (32 * tile_k), warp_row, k * 16);
+    for (int i = 0; i < 2; ++i) {
+      load_fragment<4>(gate_part[buffer][i], slice + gate_at + i * (32 * tile_k), warp_col, k * 16);
+    }
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
       load_fragment<4>(up_part[buffer][i], slice + up_at + i * (32 * tile_k), warp_col, k * 16);
@@ -226,8 +239,8 @@ gemm_swiglu_quant_block_values(
   const auto multiply = [&](int buffer) {
     #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 2; ++m) multiply_add(matmul_sums[n][m], up_part[buffer][n], x_part[buffer][m]);
+      multiply_add(x_times_gate_sums[n][0], gate_part[buffer][n], x_part[buffer][0]);
+      multiply_add(x_times_up_sums[n][0], up_part[buffer][n], x_part[buffer][0]);
     }
   };
 
@@ -258,20 +271,19 @@ gemm_swiglu_quant_block_values(
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
-  float* const matmul_shared = reinterpret_cast<float*>(shared);
-  for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
+  float* const x_times_gate_shared = reinterpret_cast<float*>(shared);
+  float* const x_times_up_shared = reinterpret_cast<float*>(shared) + band_rows * sums_stride;
+  for (int band = 0; band < 2; ++band) {  // of 32 rows: no more fit into the place of the slices
     if (band > 0) __syncthreads();
-    #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      if ((warp_row + m * 32) / band_rows == band) {
+    if (warp_row / band_rows == band) {
+      #pragma unroll
+      for (int n = 0; n < 2; ++n) {
         #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
-            const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-            matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[n][m][i];
-          }
+        for (int i = 0; i < 16; ++i) {
+          const int sum_row = warp_row % band_rows + lane % 32;
+          const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+          x_times_gate_shared[sum_row * sums_stride + sum_col] = x_times_gate_sums[n][0][i];
+          x_times_up_shared[sum_row * sums_stride + sum_col] = x_times_up_sums[n][0][i];
         }
       }
     }
@@ -284,12 +296,11 @@ gemm_swiglu_quant_block_values(
       float factor_of[1];
       if (row < rows) {
         for (int n = threadIdx.x % 8; n < tile_cols; n += 8) {
-          const int col = col0 + n;
-          const float matmul = matmul_shared[m * sums_stride + n];
-          const float x_times_gate = *(x_times_gate_ptr + row * x_times_gate_stride + col);
+          const float x_times_gate = x_times_gate_shared[m * sums_stride + n];
+          const float x_times_up = x_times_up_shared[m * sums_stride + n];
           const float silu = x_times_gate * reciprocal(1.0f + exponential(-x_times_gate));
-          const float silu_times_matmul = silu * matmul;
-          const float magnitude = fabsf(silu_times_matmul);
+          const float silu_times_x_times_up = silu * x_times_up;
+          const float magnitude = fabsf(silu_times_x_times_up);
           max_of_magnitude_part[0] = larger(max_of_magnitude_part[0], magnitude);
         }
       }
@@ -309,17 +320,17 @@ gemm_swiglu_quant_block_values(
       if (row < rows) {
         for (int n = threadIdx.x % 8 * 8; n < tile_cols; n += 64) {
           const int col = col0 + n;
-          const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
-          const Vec<float, 8> x_times_gate_vec = load<8>(x_times_gate_ptr + row * x_times_gate_stride + col);
+          const Vec<float, 8> x_times_gate_total = load<8>(x_times_gate_shared + m * sums_stride + n);
+          const Vec<float, 8> x_times_up_total = load<8>(x_times_up_shared + m * sums_stride + n);
           Vec<unsigned char, 8> values_vec;
           const float factor = factor_of[0];
           #pragma unroll
           for (int j = 0; j < 8; ++j) {
-            const float matmul = matmul_total.at[j];
-            const float x_times_gate = x_times_gate_vec.at[j];
+            const float x_times_gate = x_times_gate_total.at[j];
+            const float x_times_up = x_times_up_total.at[j];
             const float silu = x_times_gate * reciprocal(1.0f + exponential(-x_times_gate));
-            const float silu_times_matmul = silu * matmul;
-            const float values_ = silu_times_matmul * factor;
+            const float silu_times_x_times_up = silu * x_times_up;
+            const float values_ = silu_times_x_times_up * factor;
             values_vec.at[j] = to_f8e4m3(values_);
           }
           store<8>(values_ptr + row * values_stride + col, values_vec);

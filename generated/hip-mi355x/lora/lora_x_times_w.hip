@@ -1,12 +1,13 @@
-// lora_x_times_a_times_b  bf16[N, R], bf16[M, R] -> f32[M, N]  at M=4096 N=4096 R=16
-// x_times_a_times_b of lora.
+// lora_x_times_w  bf16[M, K], bf16[N, K], bf16[R, K] -> f32[M, N], bf16[M, R]  at M=4096 K=4096 N=4096 R=16
+// x_times_w, x_times_a of lora.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
-// tile     128 x 64 tiles of 4 warps, slices of 32 in a ring of 2
-// traffic  67.4 MB moved, 67.4 MB ideal, 67.4 MB with products apart, 67.4 MB unfused in 1 launch
-// floor    8.4 us at 8 TB/s; memory-bound at 7.97 flop/B
-// needs    N=4096, R=16; rows of all operands next to each other; x_times_a, b, x_times_a_times_b:
-//          address and strides in multiples of 16 B
+// tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2
+// traffic  235.5 MB moved, 134.5 MB ideal, 168.0 MB with products apart, 168.0 MB unfused in 2 launches
+// floor    54.8 us at 2517 TFLOP/s for products; compute-bound at 585.79 flop/B
+// rounding x_times_a to bf16 when stored; f32 between
+// needs    K=4096, N=4096, R=16; rows of all operands next to each other; x, w, a, x_times_w,
+//          x_times_a: address and strides in multiples of 16 B
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -27,19 +28,18 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 64, tile_k = 32, stages = 2;
-constexpr int steps = 1;
-constexpr int warp_rows = 64, warp_cols = 32;  // of a tile
+constexpr int tile_rows = 128, tile_cols = 128, tile_k = 32, stages = 2;
+constexpr int steps = 128;
+constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
 constexpr int threads = 256;
-constexpr int tiles_across = 64;
+constexpr int tiles_across = 33;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int dies = 8;  // each with an L2 cache of its own
-constexpr int full_k = 16;
 // elements from the start of a slice to the right factor, and to its end
-constexpr int b_at = tile_rows * tile_k;
-constexpr int slice_elements = b_at + tile_cols * tile_k;
+constexpr int right_at = tile_rows * tile_k;
+constexpr int slice_elements = right_at + tile_cols * tile_k;
 constexpr int at_once = 256 * 8;  // elements that the threads copy at once
-constexpr int band_rows = 64;
+constexpr int band_rows = 32;
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 
@@ -97,14 +97,18 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-lora_x_times_a_times_b(
-    const __bf16* __restrict__ b_ptr,
-    const __bf16* __restrict__ x_times_a_ptr,
-    float* __restrict__ x_times_a_times_b_ptr,
+lora_x_times_w(
+    const __bf16* __restrict__ x_ptr,
+    const __bf16* __restrict__ w_ptr,
+    const __bf16* __restrict__ a_ptr,
+    float* __restrict__ x_times_w_ptr,
+    __bf16* __restrict__ x_times_a_ptr,
     long long rows,
-    long long x_times_a_stride,
-    long long b_ld,
-    long long x_times_a_times_b_stride)
+    long long x_stride,
+    long long w_ld,
+    long long a_ld,
+    long long x_times_w_stride,
+    long long x_times_a_stride)
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
@@ -119,55 +123,66 @@ lora_x_times_a_times_b(
   const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
   const int across = tile % group_tiles / height;
   const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
-  const int col0 = across * tile_cols;
+  const int group = across < 32 ? 0 : 1;
+  const int col0 = (across - (group == 0 ? 0 : 32)) * tile_cols;
+  const int cols = group == 0 ? 4096 : 16;
+  const __bf16* const right_ptr = group == 0 ? w_ptr : a_ptr;
+  const long long right_stride = group == 0 ? w_ld : a_ld;
 
   // the ring of 2 slices, and what the thread brings of each
   __bf16* const ring = reinterpret_cast<__bf16*>(shared);
-  const int x_times_a_m = threadIdx.x / 4, x_times_a_k = threadIdx.x % 4 * 8;
-  const __bf16* x_times_a_from = x_times_a_ptr + (row0 + x_times_a_m) * x_times_a_stride + x_times_a_k;
-  const int x_times_a_to = place<4>(x_times_a_m, x_times_a_k);
-  const int b_n = threadIdx.x / 4, b_k = threadIdx.x % 4 * 8;
-  const __bf16* b_from = b_ptr + (col0 + b_n) * b_ld + b_k;
-  const int b_to = b_at + place<4>(b_n, b_k);
-  Vec<__bf16, 8> x_times_a_held[2];
-  Vec<__bf16, 8> b_held[1];
-  const auto fetch_slice = [&](int step) {
-    const int k_at = step * tile_k;
+  const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
+  const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
+  const int x_to = place<4>(x_m, x_k);
+  const int right_n = threadIdx.x / 4, right_k = threadIdx.x % 4 * 8;
+  const __bf16* right_from = right_ptr + (col0 + right_n) * right_stride + right_k;
+  const int right_to = right_at + place<4>(right_n, right_k);
+  Vec<__bf16, 8> x_held[2];
+  Vec<__bf16, 8> right_held[2];
+  const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      x_times_a_held[v] = load_chunk<8>(x_times_a_from + v * 64 * x_times_a_stride, x_times_a_m + v * 64 < rows_here && k_at
-          + x_times_a_k < full_k ? 8 : 0);
+      x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
     }
-    x_times_a_from += tile_k;
-    b_held[0] = load_chunk<8>(b_from, k_at + b_k < full_k ? 8 : 0);
-    b_from += tile_k;
+    x_from += tile_k;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      right_held[v] = load_chunk<8>(right_from + v * 64 * right_stride, col0 + right_n + v * 64 < cols ? 8 : 0);
+    }
+    right_from += tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + x_times_a_to + v * at_once, x_times_a_held[v]);
-    store<8>(slice + b_to, b_held[0]);
+    for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) store<8>(slice + right_to + v * at_once, right_held[v]);
   };
 
-  // 1 slices of 32: fragments are loaded one step ahead of their use, across slices too
-  Fragment x_times_a_part[2][2];
-  Fragment b_part[2][1];
-  Sums matmul_sums[1][2] = {};
+  // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
+  Fragment x_part[2][2];
+  Fragment right_part[2][2];
+  Sums right_sums[2][2] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
+    for (int i = 0; i < 2; ++i) load_fragment<4>(x_part[buffer][i], slice + i * (32 * tile_k), warp_row, k * 16);
+    #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_fragment<4>(x_times_a_part[buffer][i], slice + i * (32 * tile_k), warp_row, k * 16);
+      load_fragment<4>(right_part[buffer][i], slice + right_at + i * (32 * tile_k), warp_col, k * 16);
     }
-    load_fragment<4>(b_part[buffer][0], slice + b_at, warp_col, k * 16);
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int m = 0; m < 2; ++m) multiply_add(matmul_sums[0][m], b_part[buffer][0], x_times_a_part[buffer][m]);
+    for (int n = 0; n < 2; ++n) {
+      #pragma unroll
+      for (int m = 0; m < 2; ++m) multiply_add(right_sums[n][m], right_part[buffer][n], x_part[buffer][m]);
+    }
   };
 
-  fetch_slice(0);
+  fetch_slice();
   prepare_slice(0);
+  fetch_slice();
   __syncthreads();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
@@ -175,6 +190,7 @@ lora_x_times_a_times_b(
     for (int k = 0; k < 2; ++k) {
       if (k == 1 && !last) {
         prepare_slice(step + 1);
+        if (step + 2 < steps) fetch_slice();
       }
       if (k < 1) {
         load_parts(step, k + 1, (k + 1) % 2);
@@ -185,41 +201,68 @@ lora_x_times_a_times_b(
       multiply(k % 2);
     }
   };
+  #pragma unroll 1
+  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
   take_slice(steps - 1, true);
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
-  float* const matmul_shared = reinterpret_cast<float*>(shared);
-  for (int band = 0; band < 2; ++band) {  // of 64 rows: no more fit into the place of the slices
+  float* const right_shared = reinterpret_cast<float*>(shared);
+  for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
     if (band > 0) __syncthreads();
     #pragma unroll
     for (int m = 0; m < 2; ++m) {
       if ((warp_row + m * 32) / band_rows == band) {
         #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
-          const int sum_col = warp_col + i / 4 * 8 + lane / 32 * 4 + i % 4;
-          matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[0][m][i];
+        for (int n = 0; n < 2; ++n) {
+          #pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
+            const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+            right_shared[sum_row * sums_stride + sum_col] = right_sums[n][m][i];
+          }
         }
       }
     }
     __syncthreads();
 
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
-      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
-      const long long row = row0 + band * band_rows + m;
-      const int col = col0 + n;
-      if (row < rows) {
-        const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
-        Vec<float, 8> x_times_a_times_b_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul = matmul_total.at[j];
-          x_times_a_times_b_vec.at[j] = matmul;
+    if (group == 0) {
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+        const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+        const long long row = row0 + band * band_rows + m;
+        const int col = col0 + n;
+        if (row < rows) {
+          const Vec<float, 8> x_times_w_total = load<8>(right_shared + m * sums_stride + n);
+          Vec<float, 8> x_times_w_vec;
+          #pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const float x_times_w = x_times_w_total.at[j];
+            x_times_w_vec.at[j] = x_times_w;
+          }
+          store<8>(x_times_w_ptr + row * x_times_w_stride + col, x_times_w_vec);
         }
-        store<8>(x_times_a_times_b_ptr + row * x_times_a_times_b_stride + col, x_times_a_times_b_vec);
+      }
+    }
+
+    if (group == 1) {
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+        const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+        const long long row = row0 + band * band_rows + m;
+        const int col = col0 + n;
+        if (row < rows && col < 16) {
+          const Vec<float, 8> x_times_a_total = load<8>(right_shared + m * sums_stride + n);
+          Vec<__bf16, 8> x_times_a_vec;
+          #pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const float x_times_a = x_times_a_total.at[j];
+            x_times_a_vec.at[j] = static_cast<__bf16>(x_times_a);
+          }
+          store<8>(x_times_a_ptr + row * x_times_a_stride + col, x_times_a_vec);
+        }
       }
     }
   }
