@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fusegen.errors import SpecError
-from fusegen.language.graph import CASTS, Graph, Kind, Tensor
+from fusegen.language.graph import CASTS, Graph, Kind, Node, Tensor, shown_by
 from fusegen.language.lookup import rows_put
 from fusegen.language.naming import entry_name
 from fusegen.language.reference import draws, load_reference
@@ -467,7 +467,8 @@ class ProgramChecks(Checks):
                     law = exact(array)
                     other = other or bool((table[tensor.node].value != chosen_by_text(graph, table, array)).any())
                 else:
-                    law = as_stored(table[tensor.node], tensor.dtype, nodes[base].op.name, array.shape)
+                    op = "" if copied(tensor.node) else shown_by(nodes[base]).op.name
+                    law = as_stored(table[tensor.node], tensor.dtype, op, array.shape)
                 laws[base] = bound[tensor.name].whole(law, laws.get(base), got[base].shape)
         return compared, doubt
 
@@ -524,12 +525,18 @@ def chosen_by_text(graph: Graph, table: Mapping[Any, Bounded], columns: Array) -
     return np.asarray(top_columns(selection_key(graph.selection, table).value, columns.shape[-1]))
 
 
+def copied(node: Node) -> bool:
+    """Does a kernel store what it read, which is of that type already?"""
+    joined = node.op.kind in (Kind.VIEW, Kind.JOIN)
+    return node.op.kind is Kind.INPUT or (joined and all(map(copied, node.inputs)))
+
+
 @np.errstate(all="ignore")
 def as_stored(law: Bounded, dtype: DType, op: str, shape: tuple[int, ...]) -> Bounded:
     """A value's law once it is in memory as `dtype`. `op` is the written value's own: a cast rounds in the reference as
-    well."""
+    well. Empty where it is copied, from where it lay in that type."""
     value, error = np.broadcast_to(law.value, shape), np.broadcast_to(law.error, shape)
-    if op in ("view", "join"):  # of what is of that type already
+    if not op:
         return Bounded(value, error)
     if CASTS.get(op) is dtype:
         from fusegen.language.trace import OPS

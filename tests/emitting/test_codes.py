@@ -16,13 +16,15 @@ from fusegen.emitting.rendering import render
 from fusegen.language.sharing import share_common
 from fusegen.language.spec import Chain
 from fusegen.language.types import DType
-from fusegen.pipeline import compile
+from fusegen.pipeline import compile, compile_program
 from fusegen.planner import candidates
 from fusegen.planner.products.gemm import GemmPlan
+from fusegen.planner.programs import kernels_of
 from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.planner.programs.parts import layout_of
 from fusegen.planner.programs.search import step_of
+from fusegen.planner.programs.smaller import smaller
 from fusegen.runtime import Kernel, Program, finding
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation import validate
@@ -215,3 +217,16 @@ def test_what_no_kernel_widens_is_dequantized_by_another_one(spec: Chain, target
     assert isinstance(program, Program)
     assert len(program.kernels) == 2
     validate(program, quick=True).raise_for_error()
+
+
+@needs_compiler
+def test_beside_many_rows_a_factor_is_stored_once_dequantized() -> None:
+    """Turned round, as wgmma takes it, and rounded to x's type: of which bounds have to know."""
+    graph = spec_of(i8, bf16, bf16, 128, bf16, M=1024, N=8192, K=8192).graph
+    _, program = kernels_of(graph, H200)
+    assert program is not None
+    small = smaller(program, always=True)
+    assert small is not None
+    assert [(stored.node.op.name, stored.type.dtype) for stored in small.between] == [("view", bf16)]
+    made = compile_program(small, on="emulator", validate=False, tuned=False, as_planned=True)
+    validate(made, quick=True).raise_for_error()
