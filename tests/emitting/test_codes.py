@@ -14,6 +14,7 @@ from fusegen import bf16, chain, dims, f4e2m1, f8e4m3, f8e8m0, f16, f32, i4, i8,
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.language.sharing import share_common
+from fusegen.language.sizes import size_of
 from fusegen.language.spec import Chain
 from fusegen.language.types import DType
 from fusegen.pipeline import compile, compile_program
@@ -23,7 +24,7 @@ from fusegen.planner.programs import kernels_of
 from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.planner.programs.parts import layout_of
-from fusegen.planner.programs.search import step_of
+from fusegen.planner.programs.search import Search, step_of
 from fusegen.planner.programs.smaller import smaller
 from fusegen.runtime import Kernel, Program, finding
 from fusegen.targets import A100, H200, MI300X, Target
@@ -219,14 +220,41 @@ def test_what_no_kernel_widens_is_dequantized_by_another_one(spec: Chain, target
     validate(program, quick=True).raise_for_error()
 
 
-@needs_compiler
-def test_beside_many_rows_a_factor_is_stored_once_dequantized() -> None:
-    """Turned round, as wgmma takes it, and rounded to x's type: of which bounds have to know."""
-    graph = spec_of(i8, bf16, bf16, 128, bf16, M=1024, N=8192, K=8192).graph
+def kernels_beside_many_rows(codes: DType, group: int) -> ProgramPlan:
+    graph = spec_of(codes, bf16, bf16, group, bf16, M=4096, N=8192, K=8192).graph
     _, program = kernels_of(graph, H200)
     assert program is not None
+    return program
+
+
+def run_smaller(program: ProgramPlan) -> None:
     small = smaller(program, always=True)
     assert small is not None
-    assert [(stored.node.op.name, stored.type.dtype) for stored in small.between] == [("view", bf16)]
     made = compile_program(small, on="emulator", validate=False, tuned=False, as_planned=True)
     validate(made, quick=True).raise_for_error()
+
+
+@needs_compiler
+@pytest.mark.parametrize(("codes", "group"), [(i8, 128), (i8, 0)], ids=lambda value: str(value))
+def test_beside_many_rows_a_factor_is_stored_once_as_its_codes_lie(codes: DType, group: int) -> None:
+    """By one kernel, in whole vectors; the product reads it by its view."""
+    program = kernels_beside_many_rows(codes, group)
+    first, second = program.steps
+    (stored,) = program.between
+    assert stored.type.dtype is bf16
+    assert [size_of(size, program.graph.sizes) for size in stored.type.shape[:1]] == [8192]
+    assert {second.plan.rule, first.plan.rule} == {"wgmma", "elementwise"}
+    assert all(access.mode == "vector" and not access.apart for access in first.plan.accesses if access.by_column)
+    assert second.plan.layout.transposed or second.plan.graph.products[0].inputs[1].op.name == "transpose"
+    run_smaller(program)
+
+
+@needs_compiler
+def test_bounds_know_of_a_factor_that_is_stored_through_a_view() -> None:
+    """Turned round, and rounded to x's type."""
+    search = Search(share_common(spec_of(i8, bf16, bf16, 128, bf16, M=1024, N=8192, K=8192).graph), H200)
+    (product,) = search.graph.products
+    factor = product.inputs[1]
+    assert factor.op.name == "view"
+    found = search.look(frozenset({factor}))
+    run_smaller(search.program(found, {search.order[factor]: "it is asked for"}, ()))

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.errors import NoPlan
-from fusegen.language.graph import Graph, Kind, Node, Tensor, plain
+from fusegen.language.graph import Graph, Kind, Node, Tensor, plain, shown_by
 from fusegen.language.one_kernel import of_ends, of_gathers, of_orders, of_scatters
 from fusegen.language.sharing import share_common
 from fusegen.language.types import DType, size_of
@@ -182,12 +182,13 @@ class Search:
         queue: list[tuple[float, float, int, Found]] = [(0, first.time_us, 0, first)]
         seen = {first.state}
         impatient = False
-        seed = self.before_products()
-        if seed and (other := self.look(seed)).whole:  # else it is one of many on the way, where cuts lead to it
+        for seed in self.before_products():
+            if seed in seen or not (other := self.look(seed)).whole:  # it is one of many on the way, if cuts lead to it
+                continue
             seen.add(seed)
-            if other.time_us < below_us and not self.unread(other):
+            if other.time_us < (below_us if best is None else best.time_us) and not self.unread(other):
                 best = other
-                queue.append((other.time_us, 0, 1, other))
+                queue.append((other.time_us, 0, len(seen), other))
         while queue and len(seen) < most_states:
             if best is None and not impatient and len(seen) > PATIENT_STATES:
                 impatient = True
@@ -248,17 +249,19 @@ class Search:
         inside = (cutting.cone(self.graph, [n for n, _, _ in kernel.makes], found.state)[0] for kernel in stuck)
         return sum(node.op.kind not in EASY for nodes in inside for node in nodes)
 
-    def before_products(self) -> State:
+    def before_products(self) -> Iterator[State]:
         """All that is computed before the first products and used by them or behind them: quantized rows and their
-        scales, say. Empty where not all of it can be in memory."""
+        scales, say. First as it is computed, which lies as kernels write it best and is read through its views, then as
+        those views show it. None where not all of it can be in memory."""
         behind: set[Node] = set()
         for node in self.graph.nodes:
             if node.op.kind is Kind.PRODUCT or any(a in behind for a in node.inputs):
                 behind.add(node)
         read = {a for node in behind for a in node.inputs if a not in behind}
         read = {a.inputs[0] if a.op.kind is Kind.TRANSPOSE else a for a in read}
-        made = {a for a in read if a.inputs}
-        return frozenset(made) if made <= self.stored.keys() else frozenset()
+        for made in ({shown_by(a) for a in read}, read):
+            if (stored := frozenset(a for a in made if a.inputs)) and stored <= self.stored.keys():
+                yield stored
 
     def beside(self, state: State) -> Iterator[State]:
         """The state with a value replaced, and with one left out: the largest first."""
