@@ -235,9 +235,11 @@ def run_smaller(program: ProgramPlan) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("codes", "group"), [(i8, 128), (i8, 0)], ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("codes", "group"), [(i8, 128), (i4, 128), (u4, 64), (f4e2m1, 32), (i4, 0)], ids=lambda value: str(value)
+)
 def test_beside_many_rows_a_factor_is_stored_once_as_its_codes_lie(codes: DType, group: int) -> None:
-    """By one kernel, in whole vectors; the product reads it by its view."""
+    """By one kernel, in whole vectors, also where a byte is two codes; the product reads it by its view."""
     program = kernels_beside_many_rows(codes, group)
     first, second = program.steps
     (stored,) = program.between

@@ -82,6 +82,14 @@ def rotate_pairs(x: Any, cos: Any, sin: Any) -> Any:
     return F.rearrange(pairs, "... d two -> ... (d two)")
 
 
+def merged_pairs(x: Any, y: Any) -> Any:
+    return F.rearrange(F.stack([x, y]), "... d two -> ... (d two)")
+
+
+def groups_of(size: int, x: Any) -> Any:
+    return F.rearrange(x, "m (g c) -> m g c", c=size)
+
+
 TABLES = {"cos": f32[B, 1, D // 2], "sin": f32[B, 1, D // 2]}
 CASES: dict[str, Chain] = {
     "rope": traced(rotate, f32[B, H, D], x=f32[B, H, D], **TABLES),
@@ -136,6 +144,14 @@ CASES: dict[str, Chain] = {
     "heads as rows of a product": traced(
         lambda x, w: F.rearrange(x, "m (h k) -> m h k", h=H) @ w, f32[M, H, N], x=bf16[M, H * K], w=bf16[K, N]
     ),
+    "pairs in groups, scaled": traced(
+        lambda x, y, s: F.exp(groups_of(4, F.relu(merged_pairs(x, y)) * 2) * s[..., None]),
+        f32[M, 3, 4], x=f32[M, 6], y=f32[M, 6], s=f32[M, 3],
+    ),
+    "pairs in groups, scaled, turned round": traced(
+        lambda x, y, s: F.rearrange(groups_of(4, merged_pairs(x, y)) * s[..., None], "m g c -> (g c) m"),
+        f32[12, M], x=f32[M, 6], y=f32[M, 6], s=f32[M, 3],
+    ),
     "computed, then in another order": traced(
         lambda x, y: F.exp(F.rearrange(x * y, "m (a b) -> m (b a)", a=2)), f32[M, N], x=f32[M, N], y=f32[N]
     ),
@@ -186,6 +202,8 @@ def test_a_chain_without_views_is_its_own_step() -> None:
          "no single step leads"),
         (lambda x: F.concat([x, x * 2])[..., 1:-1], {"x": f32[M, N]}, f32[M, 2 * N - 2], "in several of its parts"),
         (lambda x: F.softmax(F.sum(x).T), {"x": f32[M, N]}, f32[1, M], "lie along the last axis"),
+        (lambda x, s: groups_of(3, merged_pairs(x, x * 2)) * s[..., None], {"x": f32[M, 6], "s": f32[M, 4]},
+         f32[M, 4, 3], "in several of its parts"),
     ],
 )  # fmt: skip
 def test_what_needs_memory_between(body: Any, operands: Any, out: Any, said: str) -> None:

@@ -41,6 +41,7 @@ from fusegen.planner.programs.seen import (
     number,
     once,
     part_name,
+    parts_in,
     plus,
     side,
     size_name,
@@ -206,21 +207,12 @@ class Lowering:
             if inner is not None:
                 yield from self.written(self.hoisted(source), View.identity(source.shape), inner)
                 return
-        if shown.is_identity and (join := self.join_in(node)) is not None:
-            for part in join.parts:
+        parts = parts_in(node, self.hoisted, self.anchored, self.graph.sizes) if shown.is_identity else None
+        if parts is not None:
+            for part in parts:
                 yield from self.written(node, part, part.of(place))
             return
         yield node, shown, place, self.graph.names.get(node, "")
-
-    def join_in(self, node: Node) -> Node | None:
-        """The join that an elementwise step is made of, as a whole."""
-        while node.op.kind is Kind.MAP:
-            parts = (self.hoisted(a) for a in node.inputs if a.shape == node.shape and a in self.anchored)
-            found = next((a for a in parts if a.op.kind in (Kind.JOIN, Kind.MAP)), None)
-            if found is None:
-                return None
-            node = found
-        return node if node.op.kind is Kind.JOIN else None
 
     def hoisted(self, node: Node) -> Node:
         """A value whose elementwise steps behind views of reductions and products come before these views: they are

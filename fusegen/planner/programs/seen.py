@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from fusegen.language.graph import Graph, Kind, Node, Operator
@@ -43,6 +43,7 @@ def within(view: View, part: View) -> View | None:
     joined = next((b for b in range(len(part.base)) if part.base[b] != part.shape[b : b + 1]), None)
     if joined is None:
         return view if part.base_shape == part.shape else None
+    view = axis_by_axis(view)
     if any(len(group) != 1 for group in view.base):
         return None
     stacked = len(part.shape) < len(part.base)
@@ -60,6 +61,64 @@ def within(view: View, part: View) -> View | None:
     offset = [start if b == joined else view.offset[b] for b in keep]
     columns = tuple(tuple(column[b] for b in keep) for column in view.columns)
     return made(view.shape, tuple((size,) for size in part.shape), offset, columns)
+
+
+def axis_by_axis(view: View) -> View:
+    """The same view, where it can be, with no two axes of the base taken as one: by steps that are whole multiples of
+    the last one's size, nothing moves along that one."""
+    for at, sizes in enumerate(view.base):
+        unit = sizes[-1] if len(sizes) > 1 else None
+        start, row = view.offset[at], view.steps[at]
+        if not isinstance(unit, int) or not isinstance(start, int) or not all(isinstance(s, int) for s in row):
+            continue
+        if any(isinstance(step, int) and step % unit for step in row):
+            continue
+        base = (*view.base[:at], sizes[:-1], sizes[-1:], *view.base[at + 1 :])
+        offset = (*view.offset[:at], start // unit, start % unit, *view.offset[at + 1 :])
+        columns = ((*c[:at], c[at] // unit, 0, *c[at + 1 :]) for c in view.columns)
+        return axis_by_axis(made(view.shape, base, offset, tuple(columns)))
+    return view
+
+
+def parts_in(
+    node: Node, hoisted: Callable[[Node], Node], anchored: set[Node], sizes: Mapping[str, int]
+) -> tuple[View, ...] | None:
+    """Of a value that is made of a join, element by element, parts that take one of the join's each; None of any other.
+    `hoisted` and `anchored`: those of the lowering, which looks for joins among the latter."""
+    shown = View.identity(node.shape)
+    while node.op.kind in (Kind.MAP, Kind.VIEW):
+        if node.view is not None:
+            try:
+                shown, node = shown.of(node.view), hoisted(node.inputs[0])
+            except ValueError:
+                return None
+            continue
+        same = [hoisted(a) for a in node.inputs if a.shape == node.shape and a in anchored]
+        kinds = (Kind.JOIN, Kind.MAP), (Kind.VIEW,)
+        found = next((a for wanted in kinds for a in same if a.op.kind in wanted), None)
+        if found is None:
+            return None
+        node = found
+    return parts_through(shown, node, sizes) if node.op.kind is Kind.JOIN else None
+
+
+def parts_through(shown: View, join: Node, sizes: Mapping[str, int]) -> tuple[View, ...] | None:
+    """Parts of what `shown` shows of a join, each of which lies in one of the join's: these themselves, where it shows
+    the join as it is, or every second (third ...) column where what is joined takes turns. None of any other."""
+    if shown.is_identity:
+        return join.parts
+    count, last = len(join.parts), len(shown.shape) - 1
+    if last < 0 or any(within(shown, part) is not None for part in join.parts):
+        return None
+    try:
+        if size_of(shown.shape[last], sizes) % count:
+            return None
+        turns = View.identity(shown.shape).split(last, (shown.shape[last] // count, count))
+        found = tuple(turns.sliced((..., place)) for place in range(count))
+        lie = all(any(within(each.of(shown), part) is not None for part in join.parts) for each in found)
+    except ValueError:  # axes that are taken as one, and can't be
+        return None
+    return found if lie else None
 
 
 def name_of_view(graph: Graph, node: Node, view: View) -> str:
