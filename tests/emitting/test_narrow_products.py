@@ -25,7 +25,7 @@ from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.planner.programs import program_instead
 from fusegen.runtime import Kernel, Program
 from fusegen.runtime.finding import find
-from fusegen.targets import A100, H200, L40S, MI300X, MI355X, Target
+from fusegen.targets import A100, B200, H200, L40S, MI300X, MI355X, RX7900XTX, Target
 from fusegen.targets.hip import MI250X
 from fusegen.validation import validate
 from fusegen.validation.bounds import analyse
@@ -257,6 +257,16 @@ def test_sums_that_fit_are_exact(spec: Chain, gpu: Target, sizes: dict[str, int]
     if spec.graph.sizes["M"] < 64:  # factors that lie across K, which bytes pass through registers for
         operands[:2] = map(np.asfortranarray, operands[:2])
         assert np.array_equal(np.asarray(kernel(*operands)), stored)
+
+
+@needs_compiler
+@pytest.mark.parametrize("gpu", [H200, A100, B200, MI300X, RX7900XTX], ids=str)
+def test_sums_of_whole_numbers_are_exact_beyond_f32(gpu: Target) -> None:
+    """An odd number above 2^24 is no f32."""
+    x, w = np.full((70, 1072), 127, np.int8), np.full((64, 1072), -128, np.int8)
+    w[:, 0] = 1
+    found = fusegen.compile(whole.at(M=70, N=64, K=1072), gpu, on="emulator", validate=False)(x, w)
+    assert (np.asarray(found) == 127 - 1071 * 127 * 128).all()
 
 
 def like_signs(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

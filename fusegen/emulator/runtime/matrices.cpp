@@ -152,7 +152,7 @@ static void multiply_lanes(void** slots, u64 lanes) {
       b[narrow ? group * k + depth : depth * 8 + group] = value_in(first.right, mine.b[step], part);
     }
     for (u32 i = 0; i < 4; ++i) {
-      const double held = whole ? static_cast<const int*>(mine.d)[i] : static_cast<const float*>(mine.d)[i];
+      const double held = whole ? double{static_cast<const int*>(mine.d)[i]} : static_cast<const float*>(mine.d)[i];
       d[(group + i / 2 * 8) * 8 + 2 * in_group + i % 2] = held;
     }
   }
@@ -226,7 +226,7 @@ static void multiply_wave(void** slots, u64 lanes) {
       b[depth * size + place] = value_at(first.right, mine.b, i);
     }
     for (u32 i = 0; i < results; ++i) {
-      const double held = whole ? static_cast<const int*>(mine.d)[i] : static_cast<const float*>(mine.d)[i];
+      const double held = whole ? double{static_cast<const int*>(mine.d)[i]} : static_cast<const float*>(mine.d)[i];
       d[mfma_row(size, lane, i) * size + place] = held;
     }
   }
@@ -297,7 +297,7 @@ static void multiply_short_wave(void** slots, u64 lanes) {
       b[depth * 16 + place] = value_at(first.right, mine.b, i);
     }
     for (u32 i = 0; i < 8; ++i) {
-      const double held = whole ? static_cast<const int*>(mine.d)[i] : static_cast<const float*>(mine.d)[i];
+      const double held = whole ? double{static_cast<const int*>(mine.d)[i]} : static_cast<const float*>(mine.d)[i];
       d[row_of(lane, i) * 16 + place] = held;
     }
   }
