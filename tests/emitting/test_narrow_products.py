@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 import fusegen
 from fusegen import Chain, bf16, chain, dims, f8e4m3, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f16, f32, i8, i32, u8
 from fusegen import ops as F
+from fusegen.compiling import compile_source
 from fusegen.emitting.rendering import render
-from fusegen.errors import SpecError
+from fusegen.errors import MissingError, SpecError
 from fusegen.language.reference import reference
 from fusegen.language.types import DType, TensorType, size_of
 from fusegen.planner import candidates
@@ -22,7 +24,7 @@ from fusegen.planner.model import Layout, Plan, Source, Summed
 from fusegen.planner.products.factors import lacking
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.wgmma import WgmmaPlan
-from fusegen.planner.programs import program_instead
+from fusegen.planner.programs import ProgramPlan, program_instead
 from fusegen.runtime import Kernel, Program
 from fusegen.runtime.finding import find
 from fusegen.targets import A100, B200, H200, L40S, MI300X, MI355X, RX7900XTX, Target
@@ -328,6 +330,37 @@ def gated(
 ) -> f32[M, N]:  # fmt: skip
     h = F.dequantize(x, sx)
     return (h @ F.dequantize(w, sw).T) * (h @ F.dequantize(v, sv).T)
+
+
+def in_layout(spec: Chain, layout: Layout) -> Iterator[Plan]:
+    """The candidates of its one kernel."""
+    plan = fusegen.plan(spec, target="cuda:h200", tuned=False)
+    assert isinstance(plan, ProgramPlan)
+    return iter(candidates(plan.steps[0].plan.graph, H200, layout).plans)
+
+
+@pytest.mark.parametrize("names", [("x",), ("w",), ("x", "w", "sx", "sw", "out")], ids="-".join)
+@pytest.mark.parametrize("rows", [1, 70, 300, 9000])
+def test_blocks_that_begin_anywhere_are_planned(rows: int, names: tuple[str, ...]) -> None:
+    """A byte at a time, which takes registers beside the scales: by more warps. ptxas has enough of them."""
+    found = in_layout(SHIPPED["fp8_block_gemm"].at(M=rows), Layout(unaligned=frozenset(names)))
+    assert next(found, None) is not None
+
+
+def test_two_products_of_blocks_that_begin_anywhere_are_planned() -> None:
+    plan = next(in_layout(gated.at(M=300), Layout(unaligned=frozenset({"x", "w", "v", "sx", "sw", "sv", "out"}))))
+    try:
+        binary = compile_source(render(plan).text, plan.name, H200, filename="k.cu", threads=plan.threads)
+    except MissingError as missing:
+        pytest.skip(str(missing))
+    assert (binary.resources.spill_bytes, binary.resources.stack_bytes) == (0, 0)
+
+
+@needs_compiler
+def test_blocks_that_begin_anywhere_are_right() -> None:
+    made = fusegen.compile(SHIPPED["fp8_block_gemm"].at(M=300, N=256, K=384), H200, on="emulator", validate=False)
+    report = validate(made, cases=("layout",))
+    assert report.ok, str(report)[:2000]
 
 
 def test_scales_of_blocks_are_arguments_of_the_product() -> None:

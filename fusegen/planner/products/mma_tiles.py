@@ -109,8 +109,12 @@ def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
     usual = shared.get(drawn.together, ())
     if drawn.hoisted.grouped:
         usual += grouped.get(drawn.together, ())
-    # deep slices of 8 bits that threads bring a byte at a time take more registers than there are
-    shallow = tuple(t for t in usual if (t.rows, t.cols) == (64, 64) and drawn.deep(t) != t)
+    # deep slices of 8 bits that threads bring a byte at a time take more registers than there are, and beside scales of
+    # blocks so do shallow ones by few warps
+    small = tuple(t for t in usual if t.rows == t.cols <= 64 and drawn.deep(t) != t)
+    shallow = tuple(t for t in small if t.rows == 64)
+    if drawn.scaled and any(elements(drawn, tile) for tile in small):
+        shallow += tuple(replace(tile, warps_down=2 * tile.warps_down) for tile in small)
     for tile in (*map(drawn.deep, usual), *shallow):
         if tile.rows <= 32 or tile.rows < 2 * drawn.rows:
             for cluster in CLUSTERS:
