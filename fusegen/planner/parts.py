@@ -26,7 +26,8 @@ class Layout:
     `in_place`: outputs that are written over an operand, (output, operand), which has the same memory and strides.
     `interleaved`: tensors, several each time, that are every second (third ...) element of one array, in order: what
     lies next to each other there is one element of each, and they move together. `within`: operands that are the first
-    columns of another one's rows, (those columns, the rows), in the same memory.
+    columns of another one's rows, (those columns, the rows), in the same memory. `strides`: of those that are `apart`,
+    where they are known, the strides of all axes, in elements; what is planned for others takes longer, no more.
     """
 
     split: bool = False
@@ -36,6 +37,7 @@ class Layout:
     in_place: frozenset[tuple[str, str]] = frozenset()
     interleaved: frozenset[tuple[str, ...]] = frozenset()
     within: frozenset[tuple[str, str]] = frozenset()
+    strides: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
 
     @property
     def woven(self) -> frozenset[str]:

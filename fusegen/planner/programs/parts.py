@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -17,9 +18,14 @@ from fusegen.planner.programs.lowering import Bound, Lowered
 def layout_of(step: Lowered, sizes: Mapping[str, int]) -> Layout:
     """How the step's tensors lie where those they are views of are contiguous, at the chain's sizes."""
     views = [(b, *place_of(b, sizes)) for b in step.bounds if not b.view.is_identity]
-    apart = frozenset(b.tensor for b, _, shape, strides in views if shape and shape[-1] > 1 and strides[-1] != 1)
+    lie = [(b, strides) for b, _, shape, strides in views if shape and shape[-1] > 1 and strides[-1] != 1]
+    outputs = {t.name for t in step.graph.outputs}
+    alike = Counter((b.base, b.tensor in outputs, strides) for b, strides in lie)
+    alone = frozenset(  # others lie between one's elements, where they are so many, and fill the same sectors
+        (b.tensor, strides) for b, strides in lie if abs(strides[-1]) > alike[b.base, b.tensor in outputs, strides]
+    )
     scattered = any(strides != contiguous(shape, strides) for _, _, shape, strides in views)
-    return Layout(split=scattered and not step.graph.products, apart=apart)
+    return Layout(split=scattered and not step.graph.products, apart=frozenset(b.tensor for b, _ in lie), strides=alone)
 
 
 def interleaved(step: Lowered, layout: Layout, sizes: Mapping[str, int]) -> Layout:
@@ -40,7 +46,8 @@ def interleaved(step: Lowered, layout: Layout, sizes: Mapping[str, int]) -> Layo
         if len(tensors) == count
     }
     woven = frozenset(name for names in found for name in names)
-    return replace(layout, interleaved=frozenset(found), apart=layout.apart - woven)
+    alone = frozenset((tensor, strides) for tensor, strides in layout.strides if tensor not in woven)
+    return replace(layout, interleaved=frozenset(found), apart=layout.apart - woven, strides=alone)
 
 
 def within(step: Lowered, layout: Layout, sizes: Mapping[str, int]) -> Layout:

@@ -27,6 +27,7 @@ from fusegen.planner.rows.bulk import with_places
 from fusegen.planner.rows.duration import Work, estimate
 from fusegen.planner.rows.row_order import order_decisions, ordered
 from fusegen.planner.rows.schedule import ONLINE, Schedule
+from fusegen.planner.rows.sectors import times_moved, turned_along
 from fusegen.planner.tile import in_shared_memory, packed, partial_bytes, prefetched_bytes, scanned_bytes
 from fusegen.targets.base import Target
 
@@ -73,9 +74,12 @@ class Choosing:
     slots: bool = True
 
 
-def row_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Draft:
-    """A draft over rows, each tensor read as its shape and layout allow."""
+def row_draft(graph: Graph, target: Target, layout: Layout, vector: int, turned: bool = False) -> Draft:
+    """A draft over rows, each tensor read as its shape and layout allow. `turned`: rows follow one another that are
+    next to each other in a tensor that lies turned round."""
     dims = ordered(graph, target, row_dims(graph, layout))
+    if turned and (along := turned_along(graph, layout, dims)):
+        dims = (*(dim for dim in dims if dim is not along), along)
     return Draft(graph, target, layout, dims, accesses(graph, dims, layout, vector), vector)
 
 
@@ -117,6 +121,7 @@ def assemble(
         flat=draft.flat,
         bulk=draft.bulk,
         packed=packed(staging, planned.keeps),
+        times_moved=times_moved(graph, target, draft.layout, draft.dims, draft.accesses, tile),
         blocks=tile.blocks(max(1, graph.rows * (graph.cols if draft.flat else 1))),
     )
     return RowPlan(

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fusegen.language.graph import Graph
 from fusegen.language.scans import Largest, ScanWay, Sorted
@@ -179,6 +179,7 @@ class Work:
     flat: bool = False  # one array without rows
     bulk: bool = False  # rows come to shared memory and leave it by bulk copies
     packed: bool = False  # registers hold what was read as it was read
+    times_moved: Mapping[str, float] = field(default_factory=dict)  # bytes of the sectors that a tensor takes, for its
 
     @property
     def whole(self) -> bool:
@@ -323,7 +324,9 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     first = sum(load.access.dtype.bytes for load in reads if load.when != "ahead")
     from_l2 = sum(t.ideal * t.times - t.moved for t in moved.tensors)
     share = FROM_L2_PARTLY_SHARE if work.in_shared else FROM_L2_SHARE
-    memory_us = (moved.moved + from_l2 * share) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work))
+    parts_of_sectors = sum(t.moved * (work.times_moved.get(t.tensor, 1.0) - 1) for t in moved.tensors)
+    memory_us = moved.moved + from_l2 * share + parts_of_sectors
+    memory_us /= target.dram_gbs * COPY_SHARE * 1e3 * width_share(work)
     writes = any(store.access.by_column for row_pass in work.passes for store in row_pass.stores)
     if shared_by_rows(work, graph.cols) > target.shared_per_sm - resident * work.shared_bytes:
         again = PAST_L1_SHARE * work.blocks * tile.rows_per_block * shared_by_rows(work, graph.cols)

@@ -8,6 +8,10 @@ copied in 503 us with one, 506 with two and 516 with four; swiglu_elementwise at
 What moves by single elements takes eight a thread, a block apart: bias_relu 65536 x 4096 in f16 took 285 us so, and 763
 with eight neighbours a thread (254 by vectors). Rows that no vector divides go by the aligned blocks of what they
 write: bias_relu 65536 x 4097 in bf16 took 266 us so, 375 by vectors shifted into place, 292 by single elements.
+
+Where a tensor lies turned round, rows of a warp are next to each other in it, and few threads share one: of bf16 two
+threads with 16 bytes each and 16 rows fill sectors of 32 bytes on both sides (see `sectors`). Nothing goes through
+shared memory, which would make runs longer than a sector; that is not measured yet.
 """
 
 from __future__ import annotations
@@ -23,9 +27,13 @@ from fusegen.planner.pieces import VECTOR_BYTES, accesses, arrays, is_flat, vect
 from fusegen.planner.rows.assembly import Draft, assemble, row_draft
 from fusegen.planner.rows.rowwise import group_lanes, group_widths
 from fusegen.planner.rows.schedule import schedule
+from fusegen.planner.rows.sectors import turned_along
 from fusegen.targets.base import Target
 
 BLOCK_THREADS = (128, 256, 512)
+# That share a row where a tensor lies turned round: its rows are next to each other, and the other threads of a warp,
+# which have as many rows, fill sectors of it together, while these fill sectors of the others.
+FEW_THREADS = (1, 2, 4, 8, 16)
 
 
 def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
@@ -90,11 +98,12 @@ def row_values(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan
 def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     need_countable(graph.cols)
     for vector in group_widths(graph, target, vector_widths(graph, layout)):
-        draft = row_draft(graph, target, layout, vector)
+        draft = row_draft(graph, target, layout, vector, turned=True)
         planned = schedule(graph, draft.accesses, keeps="values", by_vectors=True)
-        for threads, per_thread in itertools.product(BLOCK_THREADS, shares(vector)):
+        few = FEW_THREADS if turned_along(graph, layout, draft.dims) else ()
+        for threads, per_thread, most in itertools.product(BLOCK_THREADS, shares(vector), (*few, max(BLOCK_THREADS))):
             per_row = group_lanes(graph, vector)
-            while per_row < threads and per_row * per_thread < draft.vectors:
+            while per_row < min(threads, most) and per_row * per_thread < draft.vectors:
                 per_row *= 2
             if per_row * (per_thread - 1) >= draft.vectors:
                 continue  # the last vectors of every thread would lie outside of the row
