@@ -1,4 +1,4 @@
-"""Products of few rows whose weights are kept in 4 and 8 bits: the planner's choice, and candidates beside it.
+"""Products whose weights are kept in 4 and 8 bits: the planner's choice, and candidates beside it.
 
     python benchmarks/codes_gemm.py                     # W4A16 and W8A16 at the rows and sizes of SIZES, some 40 s
     python benchmarks/codes_gemm.py --candidates 8      # and others, one of each tile, for the cost model's constants
@@ -26,14 +26,15 @@ from fusegen.compiling import compile_source  # noqa: E402
 from fusegen.emitting.rendering import render  # noqa: E402
 from fusegen.measuring.timing import Stopwatch  # noqa: E402
 from fusegen.planner import candidates  # noqa: E402
-from fusegen.planner.products.gemm import GemmPlan  # noqa: E402
+from fusegen.planner.products.parts import ProductPlan  # noqa: E402
 from fusegen.planner.programs.lowering import lowered  # noqa: E402
 from fusegen.runtime import Kernel, finding  # noqa: E402
 from fusegen.targets import target  # noqa: E402
 
 M, N, K = dims("M N K")
 SIZES = ((8192, 8192), (7168, 20480))  # N, K
-ROWS = (1, 8, 16, 64)
+ROWS = (1, 8, 16, 32, 64, 128, 512, 4096)
+MOST_OF_FEW = 64
 REPEATS = 20
 
 
@@ -61,15 +62,17 @@ def operands(torch: Any, name: str, m: int, n: int, k: int) -> tuple[tuple[Any, 
     return (x, w, scale), wide.reshape(n, k).bfloat16()
 
 
-def plans(chain_: Any, sizes: Mapping[str, int], wanted: argparse.Namespace) -> Iterator[GemmPlan]:
-    """The first by the cost model, then the first of each other tile."""
+def plans(chain_: Any, sizes: Mapping[str, int], wanted: argparse.Namespace) -> Iterator[ProductPlan]:
+    """The first by the cost model, then the first of each other tile; where rows are many, one by mma.sync."""
     found = candidates(lowered(chain_.graph.at(**sizes)).graph, target(wanted.target)).need()
-    seen: set[tuple[int, ...]] = set()
+    seen: set[str] = set()
     for plan in found:
-        if isinstance(plan, GemmPlan):
-            tile = plan.tile
-            kind = (tile.cols, tile.k, tile.slice_k, tile.cluster)
-            if kind not in seen and len(seen) < wanted.candidates:
+        if isinstance(plan, ProductPlan) and len(seen) < wanted.candidates:
+            # a rule, a tile's columns and its share of K: what the cost is fitted to
+            kind = plan.configuration.rsplit(" ", 1)[0] if plan.rule == "wgmma" else f"{plan.rule} {plan.tile.cols}"
+            if sizes["M"] > MOST_OF_FEW and plan.rule != "wgmma":
+                kind = plan.rule
+            if kind not in seen:
                 seen.add(kind)
                 yield plan
 

@@ -442,7 +442,7 @@ def test_refusals_speak_the_users_words() -> None:
         "attention_wgmma",
         "attention_wide",
     ]
-    rules += ["gemm", "wgmma", "tcgen05", "weights", "weights_wgmma"]
+    rules += ["gemm", "wgmma", "wgmma_codes", "tcgen05", "weights", "weights_wgmma"]
     assert [r.rule for r in found.refusals] == rules
     assert "sum at" in found.refusals[0].reason
     assert "test_planner.py" in found.refusals[0].reason

@@ -21,7 +21,6 @@ from fusegen.planner.model import Body, Load, Reduction, Store, counts, used_by
 from fusegen.planner.parts import BOXED
 from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
-    BUFFERS,
     LINE_ELEMENTS,
     SEGMENT_BYTES,
 )
@@ -68,7 +67,7 @@ class WgmmaSpeller(StoreSpeller):
     def advance(self, operand: Operand) -> str:
         """16-byte units from one instruction's part of K to the next: along lines, or from 16 lines to the next."""
         k = self.tile.atom.k
-        return str(k * operand.access.dtype.bytes // 16) if operand.along else f"({k} * line_bytes / 16)"
+        return str(k * self.plan.dtype.bytes // 16) if operand.along else f"({k} * line_bytes / 16)"
 
     def ways(self) -> list[Mapping[str, Any]]:
         """How right factors lie: along K, across it, or those of some output groups one way and of others the other.
@@ -333,7 +332,7 @@ class WgmmaSpeller(StoreSpeller):
             self.left_copy(),
             [self.output_group(number) for number in range(len(plan.output_groups))],
         )
-        fragments, slices = self.fragments(), self.slices()
+        fragments, slices, codes = self.fragments(), self.slices(), self.widened()
         return {
             **self.frame(plan),
             "includes": self.includes(),
@@ -342,6 +341,7 @@ class WgmmaSpeller(StoreSpeller):
                     vectors
                     or plan.brought
                     or fragments
+                    or codes
                     or tile.split_k > 1
                     or plan.left_rows < tile.held_rows
                     or any(s["loads"] or s["direct"] or s["quads"] for s in output_groups)
@@ -378,6 +378,7 @@ class WgmmaSpeller(StoreSpeller):
             "releasing": self.releasing(),
             "release": self.release("before"),
             "release_now": self.release("stage"),
+            "release_next": self.release("(stage + 1)"),
             "left": self.factor(plan.left[0], "left"),
             "ways": self.ways(),
             "descriptor_fields": self.fields(
@@ -392,13 +393,14 @@ class WgmmaSpeller(StoreSpeller):
             "box": self.swizzled(),
             "batch": any(self.names_batch(output_group) for output_group in plan.output_groups),
             "promote": self.promoted(),
+            "codes": codes,
             "tensor_memory": self.tensor_memory(),
             "atom_k": tile.atom.k,
             "atom_rows": tile.part_rows,
-            "staging": f"({BUFFERS} * {self.size('box_bytes')})"
+            "staging": f"({tile.buffers} * {self.size('box_bytes')})"
             if any(output_group["boxes"] for output_group in output_groups)
             else "",
-            "spare": BUFFERS - 1,
+            "spare": tile.buffers - 1,
             "vectors": vectors,
             "brought": self.places(),
             "fragments": fragments,
@@ -508,7 +510,7 @@ class WgmmaSpeller(StoreSpeller):
         used = {a.dtype for a in self.plan.accesses if a.tensor not in self.factors} | {
             s.access.dtype for output_group in self.plan.output_groups for s in output_group.boxes
         }
-        if self.plan.prologue:
+        if self.plan.prologue or self.plan.coding:
             used.add(self.plan.dtype)
         return self.headers_of(used)
 

@@ -15,6 +15,7 @@ from fusegen.planner.products.wgmma import (
     SEGMENT_LINES,
     WgmmaPlan,
 )
+from fusegen.planner.products.wgmma_codes import CodedTile
 from fusegen.planner.tile import LINE_BYTES
 
 
@@ -134,6 +135,10 @@ class CopySpeller(ProductWords):
             start += f" + i * {self.size('segment_bytes')}"
             mn += f" + i * {SEGMENT_LINES}"
         k = f"{self.step} * tile_k"
+        if operand.coding:
+            assert isinstance(self.tile, CodedTile)
+            start = f"codes{offset.replace('line_bytes', str(self.tile.code_line))}"
+            k, to = f"{self.step} * {self.tile.code_line}", "code"
         coordinates = [k, mn] if operand.along else [mn, k]
         if self.plan.moves_with_batch(operand.access):
             coordinates.append("at.batch")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusegen.planner.products.parts import BlockScales
-from fusegen.planner.products.wgmma import BUFFERS, SEGMENT_LINES, WgmmaPlan
+from fusegen.planner.products.wgmma import SEGMENT_LINES, WgmmaPlan
+from fusegen.planner.products.wgmma_codes import CodedTile
 
 
 def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
@@ -37,8 +38,9 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
         *lines,
         "// bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them",
         "constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;",
-        f"constexpr int barriers_at = staging_at + {tile.warps} * {BUFFERS} * {box};",
+        f"constexpr int barriers_at = staging_at + {tile.warps} * {tile.buffers} * {box};",
         *vectors(plan),
+        *(codes(plan.tile) if isinstance(plan.tile, CodedTile) else []),
     ]
 
 
@@ -64,8 +66,17 @@ def scaled(blocks: BlockScales) -> list[str]:
     return [f"constexpr int scaled_cols = {blocks.block};  // columns that share a scale"]
 
 
+def codes(tile: CodedTile) -> list[str]:
+    """Where codes wait to be widened, and the scales of their columns."""
+    return [f"constexpr int codes_at = {tile.codes_at}, scales_at = codes_at + stages * code_bytes;"]
+
+
 def brought(plan: WgmmaPlan) -> list[str]:
     """What a slice is, which may have fewer rows of the left factor than there is room for."""
+    if isinstance(plan.tile, CodedTile):
+        rows = f"{plan.left_rows} * line_bytes" if plan.left_rows != plan.tile.held_rows else "left_bytes"
+        lines = "tile_cols" if plan.products == 1 else f"{plan.products} * tile_cols"
+        return [f"constexpr int code_bytes = {lines} * {plan.tile.code_line}, slice_bytes = {rows} + code_bytes;"]
     if plan.left_rows == plan.tile.held_rows:
         return ["constexpr int slice_bytes = left_bytes + right_bytes;"]
     return [f"constexpr int slice_bytes = {plan.left_rows} * line_bytes + right_bytes;"]

@@ -10,7 +10,7 @@ from fusegen.emitting.products.wgmma_promoted import PromotedSpeller
 from fusegen.language.types import DType, bf16, f16
 from fusegen.planner.model import Access, Store
 from fusegen.planner.products.parts import OutputGroup
-from fusegen.planner.products.wgmma import BUFFERS, LINE_ELEMENTS
+from fusegen.planner.products.wgmma import LINE_ELEMENTS
 
 PAIRS: Mapping[DType, str] = {
     f16: "__floats2half2_rn({0}, {1})",
@@ -76,18 +76,20 @@ class StoreSpeller(PromotedSpeller):
 
     def box_number(self, place: int, outputs: int) -> str:
         """Which buffer a box waits in, in bytes: they take turns, by the box's number among all of the warp's."""
-        chunks = self.plan.chunks
+        chunks, buffers = self.plan.chunks, self.tile.buffers
+        if buffers == 1:
+            return ""
         terms = []
-        if self.tile.parts > 1 and chunks * outputs % BUFFERS:
+        if self.tile.parts > 1 and chunks * outputs % buffers:
             terms.append("i")
-        if chunks > 1 and outputs % BUFFERS:
+        if chunks > 1 and outputs % buffers:
             terms.append("chunk")
-        if place % BUFFERS:
+        if place % buffers:
             terms.append("1")
         text = " + ".join(terms)
         if text in ("", "1"):
             return self.size("box_bytes") if text else ""
-        return f"{f'({text})' if len(terms) > 1 else text} % {BUFFERS} * {self.size('box_bytes')}"
+        return f"{f'({text})' if len(terms) > 1 else text} % {buffers} * {self.size('box_bytes')}"
 
     def direct(self, output_group: OutputGroup) -> list[Mapping[str, str]]:
         """Results that a thread stores by pairs."""

@@ -87,6 +87,10 @@ PREPARED_US = 0.34  # and for every 8 x 64 elements of the left operand that it 
 # without them; others were not timed. 8 bits took 34.1 us in rings of 4 for 8 groups, which came first, and 31.9 in
 # rings of 3 for 4; one row of 7168 x 20480 in 4 bits takes 38.9, and took 37.1 before (docs/measurements.md).
 WIDENED_US = 0.05  # more for 16 columns of a slice of 128 codes, to widen them
+# Where a warp has sums of so many elements twice, of a group of codes and of all, registers spill: on an H200, 64 rows
+# of 8192 x 8192 in tiles of 64 x 32 took 67 us where 33 were said, 4096 rows 3840 where 1706 were, and 32 rows in tiles
+# of 32 x 64 31 where 20 were.
+SPILLED_SUMS, SPILLED_ROWS, SPILLED_FACTOR, FEWER_SPILLED_FACTOR = 2048, 32, 2.0, 1.55
 CROWDED_BYTES = 64 * 1024  # on their way to an SM: with more, reads are slower,
 CROWDED_SHARE = 0.06  # and each doubling adds to the time of the bytes
 ROUND_US = 1.0  # for every round of blocks behind the first, whose first slices nothing hides
@@ -275,4 +279,6 @@ def streams_us(target: Target, work: ProductWork, blocks: int, resident: int, nb
     shared = brought * max(1.0, blocks / target.sms) / (SHARED_GBS * 1e3)
     limits = memory, shared, turns * LATENCY_US, rounds * group_us
     added = CLUSTER_US * math.log2(tile.cluster)
-    return STREAM_US + added + later + overlapped(limits, STREAM_OVERLAP_EXPONENT)
+    found = STREAM_US + added + later + overlapped(limits, STREAM_OVERLAP_EXPONENT)
+    many = work.share < 1.0 and tile.rows * tile.cols * work.products >= SPILLED_SUMS
+    return found * (SPILLED_FACTOR if tile.rows > SPILLED_ROWS else FEWER_SPILLED_FACTOR) if many else found

@@ -40,6 +40,7 @@ SEGMENT_BYTES = SEGMENT_LINES * LINE_BYTES
 LAUNCH_REGISTERS = 168  # of a thread as launched: 3 groups of as many threads share 65536,
 PRODUCER_REGISTERS = 40  # of which those that bring slices give back what they need not,
 CONSUMER_REGISTERS = 232  # and those that multiply take it: 40 + 2 x 232 are three times 168
+WIDENER_REGISTERS, BESIDE_WIDENER_REGISTERS = 88, 208  # where three warps of the producer's group widen codes
 BUFFERS = 2  # that a warp stores by turns
 SLICES_AHEAD = 2  # slices whose pairs are on their way
 SCALES_AHEAD = 4  # slices whose scales by blocks are, of tiles of one part
@@ -152,8 +153,13 @@ class WgmmaTile(ProductTile):
         return 4 * self.held_rows * self.cols if self.split_k > 1 else 0
 
     @property
+    def buffers(self) -> int:
+        """Of a warp's boxes that wait to be stored: it fills them by turns."""
+        return BUFFERS
+
+    @property
     def barriers_at(self) -> int:
-        return self.staging_at + self.warps * BUFFERS * self.box_bytes
+        return self.staging_at + self.warps * self.buffers * self.box_bytes
 
     @property
     def barriers(self) -> int:
@@ -195,6 +201,13 @@ class WgmmaWork(ProductWork):
     def promoted_slices(self) -> int:
         """Whose sums begin at 0 and are added in f32; 0: none are."""
         return self.promote // self.line
+
+    @property
+    def slices_together(self) -> int:
+        """Slices that are scaled together: two of one group of codes, which lie side by side in the ring."""
+        group = self.coding.group if self.coding else self.line
+        pairs = group % (2 * self.line) == 0 and self.steps % 2 == 0 and self.tile.stages % 2 == 0
+        return 2 if pairs else 1
 
     @property
     def takes_turns(self) -> bool:
@@ -262,6 +275,9 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     @property
     def summed(self) -> Summed:
         split_k = self.tile.split_k
+        if self.coding:
+            scaled = self.slices_together * self.line
+            return Summed(split_k, self.steps * self.line if split_k > 1 else 0, scaled=scaled)
         return Summed(split_k, self.steps * self.line if split_k > 1 else 0, promote=self.promote)
 
     @property
@@ -295,11 +311,11 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     @property
     def producer_registers(self) -> int:
         """Of a thread that brings slices."""
-        return PRODUCER_REGISTERS
+        return WIDENER_REGISTERS if self.coding else PRODUCER_REGISTERS
 
     @property
     def consumer_registers(self) -> int:
-        return CONSUMER_REGISTERS
+        return BESIDE_WIDENER_REGISTERS if self.coding else CONSUMER_REGISTERS
 
     @property
     def is_pingpong(self) -> bool:
@@ -382,11 +398,6 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         return self.tile.rows if self.left[0].along else self.tile.held_rows
 
     @property
-    def slice_bytes(self) -> int:
-        """Of the factors, as they are brought."""
-        return self.left_rows * LINE_BYTES + self.tile.right_bytes
-
-    @property
     def chunks(self) -> int:
         """Boxes that a warp stores side by side."""
         return self.finished // self.box_cols
@@ -395,7 +406,7 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     def uneven_boxes(self) -> bool:
         """Does a warp store an odd number of boxes of a tile, and then those of another one? The buffers take turns."""
         counts = {self.tile.parts * self.chunks * len(output_group.boxes) for output_group in self.output_groups}
-        return self.tile.split_k == 1 and not self.segments and any(count % BUFFERS for count in counts)
+        return self.tile.split_k == 1 and not self.segments and any(count % self.tile.buffers for count in counts)
 
     @property
     def brought(self) -> int:

@@ -142,9 +142,9 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     yield from plans
 
 
-def check(graph: Graph, parts: Split, found: tuple[Group, ...], unit: str) -> None:
-    """Raises NoMatch for what the template has no place for; `unit`: what multiplies."""
-    need_plain_rights(parts, blocks=True)
+def check(graph: Graph, parts: Split, found: tuple[Group, ...], unit: str, codes: bool = False) -> None:
+    """Raises NoMatch for what the template has no place for; `unit`: what multiplies; `codes`: may right factors be?"""
+    need_plain_rights(parts, blocks=True, codes=codes)
     need_whole_groups(found, graph)
     if len(parts.lefts) > 1:
         raise NoMatch(f"the products have different left factors; {unit}'s tile has one")
@@ -168,6 +168,7 @@ class WgmmaDraft(ProductDraft):
 
     rule: ClassVar[str] = "wgmma"
     made: ClassVar[type[WgmmaPlan]] = WgmmaPlan
+    brings_operands: ClassVar[bool] = True  # of the epilogue, behind a tile's slices
 
     schedule: GroupSchedule
     access: Mapping[str, Access]
@@ -188,7 +189,8 @@ class WgmmaDraft(ProductDraft):
         matrix, segments = prepared_matrix(hoisted, parts, cls.rule), segments_of(hoisted, parts)
         # every tile's part of the ring is as long; ping-pong, boxes that wait for a tile's end hold up the other
         # group's slices: relu(x @ w.T + bias) + residual at 4096^3 took 1.055 so, 1.037 without, and 1.019 cooperative
-        bring = matrix is None and len(found_groups) == 1 and schedule == "cooperative" and not hoisted.grouped
+        bring = cls.brings_operands and matrix is None and schedule == "cooperative" and not hoisted.grouped
+        bring &= len(found_groups) == 1
         for use in uses(hoisted):
             name = use.tensor.name
             prepared = use.tensor is matrix
@@ -226,8 +228,7 @@ class WgmmaDraft(ProductDraft):
         """Raises NoMatch where right factors of one tile lie in two ways: an instruction is told, for all its columns.
         Tiles of another output group have a main loop of their own, but for left factors that are prepared."""
         rights = self.rights
-        together = [group.products for group in self.groups] if self.matrix is None else [tuple(rights)]
-        for products in together:
+        for products in [group.products for group in self.groups] if self.matrix is None else [tuple(rights)]:
             ways = {rights[node].along: rights[node].access.tensor for node in products}
             if len(ways) > 1:
                 one, other = ways.values()
@@ -345,8 +346,7 @@ class WgmmaDraft(ProductDraft):
 
     @cached_property
     def atom(self) -> Atom:
-        (found,) = self.target.atoms_of("warpgroup", self.dtype, self.right_dtype)
-        return found
+        return self.target.atoms_of("warpgroup", self.dtype, self.right_dtype)[0]
 
     @cached_property
     def many(self) -> tuple[WgmmaTile, ...]:
@@ -368,7 +368,7 @@ class WgmmaDraft(ProductDraft):
         another group multiply while one prepares its left factor? And are tiles few, where the tile is for that?"""
         if self.matrix is not None and tile.schedule == "pingpong":
             return False
-        if self.segments and tile.split_k > 1:  # a launch counts as many tiles as there may be, and each sums a part
+        if self.segments and tile.split_k > 1:  # a launch counts as many tiles as there may be
             return False
         whole = need_whole_groups(self.groups, self.hoisted)  # columns that a tile has to have
         if whole and (tile.cols // self.together != whole or tile.split_k > 1):

@@ -31,7 +31,15 @@ from fusegen.planner import candidates as plans_of
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import bytes_of
 from fusegen.planner.products.factors import no_unit, without_unit
-from fusegen.planner.programs import FEW_STATES, LONG_STATES, WORTH_CUTTING, cutting, is_wasteful
+from fusegen.planner.products.wgmma import WgmmaPlan
+from fusegen.planner.programs import (
+    FEW_STATES,
+    LONG_STATES,
+    WORTH_CUTTING,
+    WORTH_UNPACKING,
+    cutting,
+    is_wasteful,
+)
 from fusegen.planner.programs.column_parts import parted
 from fusegen.planner.programs.dependent import dependent
 from fusegen.planner.programs.grouping import groups_of_products
@@ -172,9 +180,16 @@ class Search:
             if self.dealt or not (long or self.may_undercut()):
                 return first  # one kernel, as of a chain without views (`program_instead`)
             few = LONG_STATES if long else FEW_STATES
-            worth = 1.0 if self.graph.gathers and self.graph.products else WORTH_CUTTING
-            return self.run_on(first, worth * first.time_us, few, views) or first
+            return self.run_on(first, self.worth(first) * first.time_us, few, views) or first
         return self.run_on(first, below_us, most_states, views)
+
+    def worth(self, one: Found) -> float:
+        """Several kernels are taken below this share of what the one kernel takes."""
+        if self.graph.gathers and self.graph.products:
+            return 1.0
+        plans = [plan for kernel in one.kernels for _, plan in kernel.plans]
+        widened = any(isinstance(plan, WgmmaPlan) and plan.coding for plan in plans)
+        return WORTH_UNPACKING if widened else WORTH_CUTTING
 
     def run_on(self, first: Found, below_us: float, most_states: int, views: bool) -> Found | None:
         """The same of the states behind the first."""
