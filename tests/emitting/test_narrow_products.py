@@ -24,7 +24,8 @@ from fusegen.planner.model import Layout, Plan, Source, Summed
 from fusegen.planner.products.factors import lacking
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.wgmma import WgmmaPlan
-from fusegen.planner.programs import ProgramPlan, program_instead
+from fusegen.planner.programs import program_instead
+from fusegen.planner.programs.model import ProgramPlan
 from fusegen.runtime import Kernel, Program
 from fusegen.runtime.finding import find
 from fusegen.targets import A100, B200, H200, L40S, MI300X, MI355X, RX7900XTX, Target
