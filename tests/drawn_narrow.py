@@ -16,7 +16,7 @@ import re
 import sys
 import traceback
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +27,7 @@ import fusegen
 from fusegen.errors import NoPlan, SpecError
 from fusegen.language.spec import Chain
 from fusegen.language.types import size_of
+from tests import grouped
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TARGETS = ("cuda:h200", "cuda:sm_80", "hip:mi300x")
@@ -87,7 +88,25 @@ class Draft:
         self.sizes["K"] = k
         self.parameters += [f"a: {kind}[M, K]", f"b: {kind}[N, K]"]
         whole = kind == "i8"
-        return Drawn("(a @ b.T)", k * (49.0 if whole else 1.75**2), 1.0 if whole else 0.0625, whole)
+        most, grid = k * (49.0 if whole else 1.75**2), 1.0 if whole else 0.0625
+        if self.draw.random() < 0.5:
+            return Drawn("(a @ b.T)", most, grid, whole)
+        return self.of_groups(kind, Drawn("", most, grid, whole))
+
+    def of_groups(self, kind: str, bounds: Drawn) -> Drawn:
+        """A product of each group of rows: as it is, by a scale of each group's columns, or by scales of blocks."""
+        self.sizes["E"] = self.draw.choice((1, 2, 5))
+        self.parameters[-1:] = [f"b: {kind}[E, N, K]", "ends: i32[E]"]
+        how = self.draw.choice(("", "columns", "columns", "blocks", "blocks"))
+        if how == "columns":
+            self.parameters.append("s: f32[E, N]")
+            text = "F.grouped_matmul(a, b.mT, ends, scale=s)"
+            return Drawn(text, bounds.most * 1.75, bounds.grid * 0.25)
+        if how == "blocks" and kind != "i8" and self.sizes["K"] == 128 and self.blocks:
+            self.parameters += ["s: f32[M, K // 128]", "t: f32[E, N // 128, K // 128]"]
+            text = "F.grouped_matmul(F.dequantize(a, s), F.dequantize(b, t).mT, ends)"
+            return Drawn(text, bounds.most * 1.75**2, bounds.grid * 0.0625)
+        return replace(bounds, text="F.grouped_matmul(a, b.mT, ends)")
 
     def named(self, value: Drawn) -> Drawn:
         name = f"y{len(self.lines)}"
@@ -205,7 +224,7 @@ def spec_text(seed: int) -> str:
     return (
         "from fusegen import bf16, chain, dims, f4e2m1, f8e4m3, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f16, f32, i4, i8, i32\n"
         "from fusegen import u4, u8\n"
-        'from fusegen import ops as F\n\nM, K, N = dims("M K N")\n\n\n'
+        'from fusegen import ops as F\n\nM, K, N, E = dims("M K N E")\n\n\n'
         f"@chain({sizes})\n"
         f"def drawn({', '.join(draft.parameters)}) -> {several.format(types)}:\n{body}\n"
     )
@@ -286,10 +305,17 @@ def quantized(
 
 def dequantized(x: Array, scale: Array) -> Array:
     wide = np.repeat(scale, x.shape[-1] // scale.shape[-1], -1)
+    if x.ndim == 3:  # of blocks of two axes
+        wide = np.repeat(wide, x.shape[-2] // scale.shape[-2], -2)
     return (x.astype(np.float32) * wide.astype(np.float32)).astype(np.float64)
 
 
+def grouped_matmul(x: Array, w: Array, ends: Array, scale: Array | None = None) -> Array:
+    return grouped.by_definition(x, w if scale is None else w * scale[:, None], ends)
+
+
 NUMPY = SimpleNamespace(
+    grouped_matmul=grouped_matmul,
     minimum=np.minimum,
     maximum=np.maximum,
     where=np.where,
@@ -342,7 +368,10 @@ def drawn_operands(chain: Chain, seed: int) -> list[Array]:
     for tensor in chain.graph.inputs:
         shape = [size_of(n, sizes) for n in tensor.shape]
         name = str(tensor.dtype)
-        if str(tensor.shape[-1]) not in ("N", "K", "1"):  # bytes of two numbers
+        if name == "i32":  # where groups end: as they should or not
+            ends = rng.integers(-2, sizes["M"] + 3, shape).astype(np.int32)
+            made.append(np.sort(ends) if rng.random() < 0.7 else ends)
+        elif name != "f32" and str(tensor.shape[-1]) not in ("N", "K", "1"):  # bytes of two numbers
             made.append(rng.integers(0, 256, shape, dtype=np.uint8))
         elif tensor.name.endswith("_wide"):
             made.append(rng.integers(0, 256, shape).astype(np.uint8).view(tensor.dtype.numpy))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fusegen import Chain, bf16, chain, dims, f16, f32, i32
+from fusegen import Chain, bf16, chain, dims, f8e4m3, f16, f32, i8, i32
 from fusegen import ops as F
 
 T, N, K, E, L = dims("T N K E L")
@@ -67,6 +67,44 @@ def side_by_side(
     return F.grouped_matmul(x, w.mT, ends), F.relu(F.grouped_matmul(x, v.mT, ends))
 
 
+@chain(T=300, N=136, K=144, E=3)
+def by_rows(x: f8e4m3[T, K], w: f8e4m3[E, N, K], ends: i32[E], scale: f32[T, 1]) -> bf16[T, N]:
+    """8-bit floats, with a scale for each row."""
+    return F.grouped_matmul(x, w.mT, ends) * scale
+
+
+@chain(T=300, N=136, K=144, E=3)
+def whole(x: i8[T, K], w: i8[E, N, K], ends: i32[E]) -> i32[T, N]:
+    return F.grouped_matmul(x, w.mT, ends)
+
+
+@chain(T=300, N=136, K=144, E=3)
+def by_channels(
+    x: i8[T, K], w: i8[E, N, K], ends: i32[E], bias: bf16[E, N], columns: f32[E, N], scale: f32[T, 1]
+) -> bf16[T, N]:  # fmt: skip
+    """Whole numbers, with a scale for each column of an expert, and for each row."""
+    return F.grouped_matmul(x, w.mT, ends, bias, columns) * scale
+
+
+@chain(T=300, N=256, K=384, E=3)
+def blocks(
+    x: f8e4m3[T, K], sx: f32[T, K // 128], w: f8e4m3[E, N, K], sw: f32[E, N // 128, K // 128], ends: i32[E]
+) -> bf16[T, N]:  # fmt: skip
+    return F.grouped_matmul(F.dequantize(x, sx), F.dequantize(w, sw).mT, ends)
+
+
+@chain(T=300, N=128, K=256, E=3)
+def gated_blocks(
+    x: f8e4m3[T, K], sx: f32[K // 128, T], gate: f8e4m3[E, N, K], s_gate: f32[E, N // 128, K // 128],
+    up: f8e4m3[E, N, K], s_up: f32[E, N // 128, K // 128], ends: i32[E], bias: bf16[E, N],
+) -> bf16[T, N]:  # fmt: skip
+    """Two products of one left factor, each with scales of its own."""
+    rows = F.dequantize(x, sx.T)
+    left = F.grouped_matmul(rows, F.dequantize(gate, s_gate).mT, ends, bias)
+    return F.silu(left) * F.grouped_matmul(rows, F.dequantize(up, s_up).mT, ends)
+
+
+NARROW: tuple[Chain, ...] = (by_rows, whole, by_channels, blocks, gated_blocks)
 ALL: tuple[Chain, ...] = (plain, across, gated, weighed, biased, gated_biased, normed, side_by_side)
 
 

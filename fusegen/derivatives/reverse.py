@@ -110,7 +110,7 @@ def moving(graph: Graph, wanted: frozenset[Node]) -> frozenset[Node]:
     found: set[Node] = set(wanted)
     for node in graph.nodes:
         if node.dtype is f32 and not node.shift and node.op.kind is not Kind.INPUT:
-            texts = node.op.gradients
+            texts = () if node.op.kind is Kind.PRODUCT and node.scales else node.op.gradients
             if any(a in found and (not texts or texts[min(n, len(texts) - 1)] is not None)
                    for n, a in enumerate(node.inputs)):  # fmt: skip
                 found.add(node)
@@ -120,7 +120,7 @@ def moving(graph: Graph, wanted: frozenset[Node]) -> frozenset[Node]:
 def gradient_texts(node: Node) -> tuple[str | None, ...]:
     """One for each argument. Raises SpecError for an op that has none."""
     texts = node.op.gradients
-    if not texts or (node.op.kind is Kind.PRODUCT and len(node.inputs) != 2 and not node.ends):
+    if not texts or (node.op.kind is Kind.PRODUCT and node.scales):
         raise SpecError(
             f"{node.operator} has no gradient here: {reason(node)}\n"
             "  write the chain of gradients yourself and pass it as backward=, or name in of=(...) the operands whose "
@@ -136,6 +136,8 @@ REASONS: Mapping[str, str] = {
     "scatter": "it writes in an operand's own memory",
     "sorted_values": "what comes from a column goes back there, and no op writes columns",
     "sorted_values_descending": "what comes from a column goes back there, and no op writes columns",
+    "add_group_rows": "no op adds up the rows of each group",
+    "scale_group_rows": "no op adds up the rows of each group",
     "cumprod": "it is a quotient by elements that may be 0",
 }
 

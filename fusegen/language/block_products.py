@@ -19,6 +19,11 @@ TEXT = (
     f"({{1}} * np.repeat(np.repeat(np.swapaxes({{3}}, -1, -2), {BLOCK}, axis=-2), {BLOCK}, axis=-1))"
 )
 
+GROUPED_TEXT = (
+    f"matmul_by_group({{0}} * np.repeat({{3}}, {BLOCK}, axis=-1), "
+    f"{{1}} * np.repeat(np.repeat(np.swapaxes({{4}}, -1, -2), {BLOCK}, axis=-2), {BLOCK}, axis=-1), {{2}})"
+)
+
 
 class Dequantized(Value):
     """What F.dequantize gives of blocks, with what it was made of."""
@@ -30,24 +35,33 @@ class Dequantized(Value):
         self.codes = codes
         self.scales = scales
 
-    def multiplied(self, other: Any) -> Value | None:
-        """Its product with another one's transpose, where a kernel can scale the sums of blocks; else None."""
+    def multiplied(self, other: Any, ends: Value | None = None) -> Value | None:
+        """Its product with another one's transpose, or of groups of rows with those of many matrices, where a kernel
+        can scale the sums of blocks; else None."""
         if not isinstance(other, Transposed) or not isinstance(other.value, Dequantized):
             return None
         x, w, sx, sw = self.codes, other.value.codes, self.scales, other.value.scales
         kinds = [current().operands[v.node].dtype if v.node in current().operands else f32 for v in (x, w)]
+        rank = 2 if ends is None else 3
         if any(kind not in F8 for kind in kinds) or not multiply_together(*kinds) or x.shape[-1:] != w.shape[-1:]:
             return None
-        (m, k), n = x.shape, w.shape[0]
-        if sx.shape != (m, k // BLOCK) or sw.shape != (n // BLOCK, k // BLOCK):
+        if len(x.shape) != 2 or len(w.shape) != rank:
             return None
-        with current().operator("matmul") as operator:
-            right = factor(OPS["matmul"], w.T, operator, right=True)
+        (m, k), (*groups, n) = x.shape, w.shape[:-1]
+        if ends is not None and ends.shape != tuple(groups):
+            return None
+        if sx.shape != (m, k // BLOCK) or sw.shape != (*groups, n // BLOCK, k // BLOCK):
+            return None
+        op = OPS["matmul" if ends is None else "grouped_matmul"]
+        with current().operator(op.name) as operator:
+            right = factor(op, w.mT, operator, right=True)
             scales = tuple(scale_of(scale) for scale in (sx, sw))
             if any(scale is None for scale in scales):
                 return None
-            inputs = (x.node, right, *(scale for scale in scales if scale is not None))
-            return Value(Node(OPS["matmul"], inputs, (m, n), f32, operator, promote=BLOCK, text=TEXT))
+            behind = () if ends is None else (ends.node,)
+            inputs = (x.node, right, *behind, *(scale for scale in scales if scale is not None))
+            text = TEXT if ends is None else GROUPED_TEXT
+            return Value(Node(op, inputs, (m, n), f32, operator, promote=BLOCK, text=text))
 
 
 def scale_of(scales: Value) -> Node | None:

@@ -10,15 +10,23 @@ from fusegen.language.types import Shape, bf16, f16, f32, i32, shape_text
 
 WANTED = "rows [T, K], a matrix for each group [E, K, N], and ends [E] of i32; or [M, T], [T, N] and ends"
 
+WHOLE_TEXT = (  # sums of whole numbers below 2^53 are exact in float64
+    "matmul_by_group({0}.astype(np.float64), {1}.astype(np.float64), {2}).astype(np.int64).astype(np.int32)"
+)
 
-def grouped_matmul(x: Value | Transposed, w: Value | Transposed, ends: Value, bias: Value | None = None) -> Value:
+
+def grouped_matmul(
+    x: Value | Transposed, w: Value | Transposed, ends: Value, bias: Value | None = None, scale: Value | None = None
+) -> Value:
     """Each group of rows of x [T, K] times a matrix of its own of w [E, K, N], summed in f32: [T, N].
 
     The groups lie one behind the other, and may be empty: i32 `ends` [E] says behind which row each of them ends, as
     `offs` of torch's grouped_mm. A row is of the first group whose end lies behind it. So rows of group e are
     ends[e - 1] up to ends[e], rows behind all ends are of no group, where the result is 0, and no end, however wrong,
-    makes a kernel read or write elsewhere. Weights [E, N, K] are taken as `w.mT`; factors are f16 or bf16. A bias, an
-    operand [E, N], is added to the rows of its groups; rows of no group stay 0.
+    makes a kernel read or write elsewhere. Weights [E, N, K] are taken as `w.mT`; factors are f16, bf16, or 8 bits as
+    they are in memory, whole numbers among them with sums of i32. A scale, an operand [E, N], multiplies the columns of
+    its group's rows, as those of quantized weights; a bias, an operand [E, N], is added to them behind that. Rows of no
+    group stay 0.
 
     Of x [M, T] and w [T, N] the groups are those of T, which is summed over: a product for each group, [E, M, N], 0 of
     an empty one, as weights' gradients are, `F.grouped_matmul(x.mT, dy, ends)` of x [T, M] and dy [T, N].
@@ -27,27 +35,48 @@ def grouped_matmul(x: Value | Transposed, w: Value | Transposed, ends: Value, bi
         if not isinstance(value, Value | Transposed):
             raise SpecError(f"grouped_matmul: the {what} are {value!r:.80}, not a traced value", caller())
     need_ends(ends)
-    with current().operator("grouped_matmul") as operator:
-        op, operands = OPS["grouped_matmul"], current().operands
-        a, b = factor(op, x, operator, right=False), factor(op, w, operator, right=True)
-        if len(a.shape) == len(b.shape) == 2 and bias is None:
-            return over_groups(a, b, ends.node, operator)
-        if len(a.shape) != 2 or len(b.shape) != 3 or b.shape[0] != ends.shape[0]:
-            raise SpecError(
-                f"grouped_matmul: found {factor_text(a, operands)}, {factor_text(b, operands)} and ends "
-                f"{shape_text(ends.shape)}; wanted {WANTED}",
-                operator.where,
-            )
-        if a.shape[-1] != b.shape[-2]:
-            raise SpecError(inner_sizes_differ(a, b, operands), operator.where)
-        need_one_kind(a, b, operands)
-        if a.dtype is i32:
-            raise SpecError("grouped_matmul: found factors of whole numbers; wanted f16 or bf16", operator.where)
-        product = Node(op, (a, b, ends.node), (a.shape[0], b.shape[-1]), a.dtype, operator)
-        if bias is None:
-            return Value(product)
-        need_bias(bias, (b.shape[0], b.shape[-1]))
-        return Value(Node(OPS["add_group_rows"], (product, bias.node, ends.node), product.shape, f32, operator))
+    found = x.multiplied(w, ends) if isinstance(x, Value) else None
+    if found is None:
+        with current().operator("grouped_matmul") as operator:
+            found = product_of(x, w, ends, operator, alone=bias is None and scale is None)
+    if scale is None and bias is not None and found.dtype is i32:
+        raise SpecError(
+            "grouped_matmul: found a bias beside factors of whole numbers, whose sums are i32; wanted a scale as well, "
+            "or the sums without a bias",
+            caller(),
+        )
+    found = with_vectors(found, w, scale, ends, "scale_group_rows")
+    return with_vectors(found, w, bias, ends, "add_group_rows")
+
+
+def product_of(x: Value | Transposed, w: Value | Transposed, ends: Value, operator: Operator, *, alone: bool) -> Value:
+    """The product of groups of rows, or `alone` of groups of what is summed over. Raises SpecError."""
+    op, operands = OPS["grouped_matmul"], current().operands
+    a, b = factor(op, x, operator, right=False), factor(op, w, operator, right=True)
+    if len(a.shape) == len(b.shape) == 2 and alone:
+        return over_groups(a, b, ends.node, operator)
+    if len(a.shape) != 2 or len(b.shape) != 3 or b.shape[0] != ends.shape[0]:
+        raise SpecError(
+            f"grouped_matmul: found {factor_text(a, operands)}, {factor_text(b, operands)} and ends "
+            f"{shape_text(ends.shape)}; wanted {WANTED}",
+            operator.where,
+        )
+    if a.shape[-1] != b.shape[-2]:
+        raise SpecError(inner_sizes_differ(a, b, operands), operator.where)
+    need_one_kind(a, b, operands)
+    text = WHOLE_TEXT if a.dtype is i32 else ""
+    return Value(Node(op, (a, b, ends.node), (a.shape[0], b.shape[-1]), a.dtype, operator, text=text))
+
+
+def with_vectors(product: Value, w: Value | Transposed, table: Value | None, ends: Value, name: str) -> Value:
+    """A grouped product whose rows meet their group's vector [N] of the table [E, N]. Raises SpecError."""
+    if table is None:
+        return product
+    need_vectors(table, (w.shape[0], w.shape[-1]), "bias" if name == "add_group_rows" else "scale")
+    node, operator = product.node, product.node.operator
+    if node.dtype is i32:
+        node = Node(OPS["to_f32"], (node,), node.shape, f32, operator)
+    return Value(Node(OPS[name], (node, table.node, ends.node), node.shape, f32, operator))
 
 
 def over_groups(a: Node, b: Node, ends: Node, operator: Operator) -> Value:
@@ -62,16 +91,16 @@ def over_groups(a: Node, b: Node, ends: Node, operator: Operator) -> Value:
     return Value(Node(OPS["matmul_over_groups"], (a, b, ends), shape, a.dtype, operator))
 
 
-def need_bias(bias: Value, wanted: Shape) -> None:
+def need_vectors(table: Value, wanted: Shape, what: str) -> None:
     """Raises SpecError for what is no floating-point operand, or view of one, of that shape."""
-    if not isinstance(bias, Value):
-        raise SpecError(f"grouped_matmul: the bias is {bias!r:.80}, not a traced value", caller())
-    tensor = current().operands.get(shown_by(bias.node))
-    if tensor is None or bias.shape != wanted or tensor.dtype not in (f16, bf16, f32):
-        found = f"{tensor.dtype if tensor else bias.dtype}{shape_text(bias.shape)}"
+    if not isinstance(table, Value):
+        raise SpecError(f"grouped_matmul: the {what} is {table!r:.80}, not a traced value", caller())
+    tensor = current().operands.get(shown_by(table.node))
+    if tensor is None or table.shape != wanted or tensor.dtype not in (f16, bf16, f32):
+        found = f"{tensor.dtype if tensor else table.dtype}{shape_text(table.shape)}"
         found += "" if tensor else " that is computed"
         raise SpecError(
-            f"grouped_matmul: found a bias {found}; wanted an operand of f32, f16 or bf16, "
+            f"grouped_matmul: found a {what} {found}; wanted an operand of f32, f16 or bf16, "
             f"{shape_text(wanted)}: a vector for each group",
             caller(),
         )

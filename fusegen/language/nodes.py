@@ -37,7 +37,7 @@ class Kind(Enum):
     ORDER = "order"  # of slots that name a group each: where groups end, which slot goes where
     SCATTER = "scatter"  # an operand with new rows, where another value names them: written in its own memory
     PRODUCT = "product"  # [.., M, K] and [.., K, N] become [.., M, N]
-    BIAS = "bias"  # to each row of a grouped product is added what an operand has for the row's group
+    BIAS = "bias"  # each row of a grouped product plus, or times, what an operand has for the row's group
 
 
 PRIMITIVE_KINDS = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.SELECT, Kind.GATHER)
@@ -163,15 +163,15 @@ class Node:
 
     @property
     def factors(self) -> tuple[Node, Node]:
-        """Of a product; behind them it may have `scales`, or `ends`."""
+        """Of a product; behind them it may have `ends`, and `scales`."""
         left, right, *_ = self.inputs
         return left, right
 
     @property
     def ends(self) -> Node | None:
-        """Of a grouped product, and of its bias: behind which row each group's rows end
+        """Of a grouped product, and of its bias or scale: behind which row each group's rows end
         (fusegen.language.grouped_products)."""
-        return self.inputs[2] if self.op.name in ("grouped_matmul", "add_group_rows") else None
+        return self.inputs[2] if self.op.name == "grouped_matmul" or self.op.kind is Kind.BIAS else None
 
     @property
     def inner_ends(self) -> Node | None:
@@ -186,7 +186,7 @@ class Node:
     @property
     def scales(self) -> tuple[Node, ...]:
         """Of a product: those of its factors' blocks."""
-        return () if self.any_ends else self.inputs[2:]
+        return self.inputs[3:] if self.any_ends else self.inputs[2:]
 
     @property
     def ref(self) -> str:

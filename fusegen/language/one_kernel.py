@@ -66,7 +66,7 @@ def of_ends(graph: Graph) -> Obstacle | None:
             return Obstacle(reason, node.where, node.any_ends)
     for node in graph.nodes:
         if node.op.kind is Kind.BIAS and not any(product.ends is node.ends for product in graph.products):
-            return Obstacle(f"the bias of {node.operator} is added where its groups are multiplied", node.where)
+            return Obstacle(f"{node.operator}: a group's vector meets its rows where they are multiplied", node.where)
     return None
 
 

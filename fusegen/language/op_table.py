@@ -421,6 +421,8 @@ OPS["matmul_over_groups"] = Op("matmul_over_groups", Kind.PRODUCT, 3, "products_
                                "a matrix product for each group of what is summed over, summed in f32")  # fmt: skip
 OPS["add_group_rows"] = Op("add_group_rows", Kind.BIAS, 3, "add_by_group({0}, {1}, {2})", "{0} + {1}",
                            "a grouped product with each group's own vector added to its rows")  # fmt: skip
+OPS["scale_group_rows"] = Op("scale_group_rows", Kind.BIAS, 3, "scale_by_group({0}, {1}, {2})", "{0} * {1}",
+                             "a grouped product whose rows are multiplied by their group's own vector")  # fmt: skip
 OPS["deal_matmul"] = Op("deal_matmul", Kind.PRODUCT, 2, "", "",
                         "matrix product over the columns of the left factor that each part is dealt",
                         takes="any")  # fmt: skip

@@ -147,19 +147,21 @@ def check_products(graph: Graph) -> None:
     for node, dtype in graph.factor_types.items():
         left, right = (factor_kind(a, graph.storage) for a in node.factors)
         text = " @ ".join(f"{t}{shape_text(a.shape)}" for t, a in zip((left, right), node.factors, strict=True))
-        if node.any_ends and dtype not in (f16, bf16):
+        if node.any_ends and dtype not in (f16, bf16) and not (node.ends and dtype.narrow):
             found = " and ".join(dict.fromkeys((str(left), str(right))))
-            raise SpecError(f"grouped_matmul: found factors of {found}; wanted f16 or bf16", node.where)
+            wanted = "f16, bf16 or 8 bits" if node.ends else "f16 or bf16"
+            raise SpecError(f"grouped_matmul: found factors of {found}; wanted {wanted}", node.where)
         if dtype is f32 and left is not right and sum(map(has_type, node.factors)) != 1:
             kinds = [kind for kind in (right, left) if kind is not f32]  # a value is f32 without a cast
             raise SpecError(
                 f"matmul: {text}: the factors have different types\n  convert one of them, as in F.cast(x, {kinds[0]})",
                 node.where,
             )
+        scaled = "F.grouped_matmul(x, w.mT, ends, scale=scale) * scale_of_x" if node.ends else "(x @ w.T) * scale"
         if dtype.narrow and not all(has_type(a) or has_type(shown_by(a)) for a in node.factors):
             raise SpecError(
-                f"matmul: {text}: a factor of 8 bits meets one that is computed\n"
-                f"  multiply 8 bits as they are and scale what comes of it, (x @ w.T) * scale, or F.cast(x, {dtype})",
+                f"{node.op.name}: {text}: a factor of 8 bits meets one that is computed\n"
+                f"  multiply 8 bits as they are and scale what comes of it, {scaled}, or F.cast(x, {dtype})",
                 node.where,
             )
         if node.promote is not None and dtype not in F8:
@@ -343,5 +345,5 @@ def is_computed(node: Node) -> bool:
 
 @once_per_graph
 def group_vectors(graph: Graph) -> frozenset[Node]:
-    """The operands of which each group of rows has a vector of its own: biases."""
+    """The operands of which each group of rows has a vector of its own: biases, and scales of columns."""
     return frozenset(n.inputs[1] for n in graph.nodes if n.op.kind is Kind.BIAS)

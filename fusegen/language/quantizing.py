@@ -295,13 +295,19 @@ def nvfp4(x: Value, dtype: DType, whole: Value | Number | None, asked: tuple[Any
 @composite
 def dequantize(x: Value, scale: Value | Number, zero: Value | None = None) -> Value:
     """(x - zero) * scale, in f32. x [..., N] with a scale [..., N // 128] has one for each 128 neighbours of a row; a
-    zero has the scale's shape. x [M, N] with a scale [M // 128, N // 128] has one for each 128 x 128, and no zero. A
-    product of 8-bit floats that both have scales of blocks of 128 is summed block by block."""
+    zero has the scale's shape. x [M, N] with a scale [M // 128, N // 128] has one for each 128 x 128, and no zero; so
+    have the matrices of x [E, M, N] with [E, M // 128, N // 128]. A product of 8-bit floats that both have scales of
+    blocks of 128 is summed block by block."""
     need_traced("dequantize", x)
     if not of_blocks(x, scale):
         return (as_f32(x) if zero is None else as_f32(x) - as_f32(zero)) * scale
     assert isinstance(scale, Value)
-    if scale.shape[:-1] != x.shape[:-1] and len(x.shape) == 2 and zero is None:
+    if (
+        scale.shape[:-1] != x.shape[:-1]
+        and len(x.shape) in (2, 3)
+        and len(scale.shape) == len(x.shape)
+        and zero is None
+    ):
         return Dequantized(of_two_axes(as_f32(x), scale).node, x, scale)
     found = groups(as_f32(x), block_of(x, scale))
     if zero is None:
@@ -314,11 +320,13 @@ def dequantize(x: Value, scale: Value | Number, zero: Value | None = None) -> Va
 
 
 def of_two_axes(x: Value, scale: Value) -> Value:
-    """A matrix times scales [M // 128, N // 128]."""
-    view = View.identity(x.shape).split(1, (scale.shape[1], block_of(x, scale)))
-    view = view.split(0, (scale.shape[0], block_of(x, scale, axis=0)))
-    found = viewed(x, view, f"{{0}}.reshape({tuple_text(view.shape)})", "groups") * scale[:, None, :, None]
-    whole = View.identity(found.shape).merged(2, 2).merged(0, 2)
+    """A matrix, or several, times scales [.., M // 128, N // 128]."""
+    rows = len(x.shape) - 2
+    view = View.identity(x.shape).split(rows + 1, (scale.shape[-1], block_of(x, scale)))
+    view = view.split(rows, (scale.shape[-2], block_of(x, scale, axis=-2)))
+    by_block = scale[:, None, :, None] if not rows else scale[:, :, None, :, None]
+    found = viewed(x, view, f"{{0}}.reshape({tuple_text(view.shape)})", "groups") * by_block
+    whole = View.identity(found.shape).merged(rows + 2, 2).merged(rows, 2)
     return viewed(found, whole, f"{{0}}.reshape({tuple_text(whole.shape)})", "rearrange")
 
 

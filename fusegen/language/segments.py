@@ -48,6 +48,16 @@ def add_by_group(y: Any, table: Any, ends: Any) -> Array:
     return result
 
 
+def scale_by_group(y: Any, table: Any, ends: Any) -> Array:
+    """The rows of group e are multiplied by table[e]; rows of no group are 0."""
+    bounds = group_bounds(ends, len(y))
+    result = np.zeros(np.shape(y))
+    for group, row in enumerate(table):
+        rows = slice(bounds[group], bounds[group + 1])
+        result[rows] = y[rows] * row
+    return result
+
+
 def ends_of_groups(ids: Any, groups: int) -> Array:
     """Behind which slot each group ends, of slots sorted by the group that each names; ids that are no group's name
     none."""
@@ -72,6 +82,7 @@ def sources_of(names: Iterable[str]) -> list[str]:
         "grouped_matmul": (group_bounds, matmul_by_group),
         "matmul_over_groups": (group_bounds, products_by_group),
         "add_group_rows": (add_by_group,),
+        "scale_group_rows": (scale_by_group,),
         "group_ends": (ends_of_groups,),
         "slot_order": (order_of_slots,),
         "slot_places": (order_of_slots, places_of_slots),

@@ -40,6 +40,10 @@ IN_BEST_GROUPS = (
     "torch.where(torch.zeros_like(s := {0}.unflatten(-1, ({groups}, -1)).topk({by}, -1).values.sum(-1)).scatter(-1, "
     "s.topk({best}, -1).indices, 1.0).bool().repeat_interleave({0}.shape[-1] // {groups}, -1), {0}, -torch.inf)"
 )
+GROUP_VECTORS = (  # of each row its group's
+    "F.pad({1}, (0, 0, 0, 1))[torch.searchsorted({2}.cummax(0).values, "
+    "torch.arange({0}.shape[0], dtype={2}.dtype, device={2}.device), right=True)]"
+)
 TEXTS: Mapping[str, str] = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
     "abs": "torch.abs({0})", "square": "torch.square({0})", "pow": "{0} ** {1}",
@@ -93,12 +97,16 @@ TEXTS: Mapping[str, str] = {
                    "stable=True)).to(torch.int32)",
     "transpose": "{0}.mT", "matmul": "{0} @ {1}", "matmul_tf32": "{0} @ {1}",
     "grouped_matmul": "F.grouped_mm({0}, {1}, offs={2})", "matmul_over_groups": "F.grouped_mm({0}, {1}, offs={2})",
-    "add_group_rows": "{0} + F.pad({1}, (0, 0, 0, 1))[torch.searchsorted({2}.cummax(0).values, "
-                      "torch.arange({0}.shape[0], dtype={2}.dtype, device={2}.device), right=True)]",
+    "add_group_rows": "{0} + " + GROUP_VECTORS, "scale_group_rows": "{0} * " + GROUP_VECTORS,
 }  # fmt: skip
 SCATTERED_BYTES = (  # torch has no index_copy_ of 8-bit floats
     "{0}.view(torch.uint8).index_copy_(0, {1}.flatten().long(), "
     "{2}.flatten(0, -{0}.dim()).to({0}.dtype).view(torch.uint8)).view({0}.dtype)"
+)
+GROUPS = (  # every group's product of all rows, of which each keeps its own group's
+    "torch.stack([*({0} @ {1}), torch.zeros_like({0} @ {1}[0])])[torch.searchsorted({2}.cummax(0).values, "
+    "torch.arange({0}.shape[0], dtype={2}.dtype, device={2}.device), right=True), "
+    "torch.arange({0}.shape[0], device={2}.device)]"
 )
 BLOCKS = (  # of 128 x 128, scaled before they are multiplied
     "({0}.float() * {2}.repeat_interleave(128, -1)) @ "
@@ -379,6 +387,18 @@ class Writer:
             return f"({self.plain_text(node)}) & 0xFFFFFFFF"
         return self.plain_text(node)
 
+    def narrow_groups(self, node: Node, ends: str) -> str:
+        """A grouped product of 8 bits, which torch has of bf16 alone: and stores sums in it: so
+        all rows by each group's matrix, in f32, and of whole numbers in f64."""
+        x, w, *scales = (self.name(a) for a in node.inputs if a is not node.any_ends)
+        wide = "torch.float64" if node.dtype is i32 else "torch.float32"
+        left, right = f"{x}.to({wide})", f"{w}.to({wide})"
+        if scales:
+            left = f"({left} * {scales[0]}.repeat_interleave(128, -1))"
+            right = f"({right} * {scales[1]}.mT.repeat_interleave(128, -2).repeat_interleave(128, -1))"
+        text = GROUPS.format(left, right, ends)
+        return f"({text}).to(torch.int32)" if node.dtype is i32 else text
+
     def plain_text(self, node: Node) -> str:
         if node in self.composites:
             return self.composite_text(node)
@@ -390,6 +410,8 @@ class Writer:
             if node.any_ends:
                 computed = bool(node.any_ends.inputs)  # torch's sums are of i64
                 ends = self.name(node.any_ends) + ".to(torch.int32)" * computed
+                if node.scales or dtype.narrow:
+                    return self.narrow_groups(node, ends)
                 return TEXTS[node.op.name].format(*(self.factor(a, dtype) for a in node.factors), ends)
             if node.scales:
                 return BLOCKS.format(*map(self.name, node.inputs))

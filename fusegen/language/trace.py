@@ -155,7 +155,7 @@ class Value:
     def __init__(self, node: Node) -> None:
         self.node = node
 
-    def multiplied(self, other: Any) -> Value | None:
+    def multiplied(self, other: Any, ends: Value | None = None) -> Value | None:
         """What a kind of value makes of its product with another; None: what any does."""
         return None
 

@@ -192,6 +192,8 @@ def product(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded
     """A matrix product, of factors as they are multiplied."""
     if node.any_ends:
         made = by_group if node.ends else over_groups
+        if node.scales:
+            return by_group(args, lambda *factors: block_product(factors, how.summed, how.bits))
         return made(args, lambda *factors: multiplied(node, how, factors))
     return block_product(args, how.summed, how.bits) if node.scales else multiplied(node, how, args)
 
@@ -253,7 +255,8 @@ def step(
         return ordered_slots(node, args, sizes)
     if node.op.kind is Kind.BIAS:
         rows = vectors_by_group(len(args[0].value), *args[1:])
-        return smooth(replace(node, op=OPS["add"], inputs=node.inputs[:2]), [args[0], rows])
+        by = "add" if node.op.name == "add_group_rows" else "mul"
+        return smooth(replace(node, op=OPS[by], inputs=node.inputs[:2]), [args[0], rows])
     if node.op.kind is Kind.SCATTER:  # of a kernel: the rows themselves
         return args[-1]
     if node.op.kind is Kind.GROUP:

@@ -211,10 +211,11 @@ def block_product(args: Sequence[Bounded], how: Summed, bits: int) -> Bounded:
     return bounded(value, np.where(wild, np.inf, error))
 
 
-def by_group(args: Sequence[Bounded], multiply: Callable[[Bounded, Bounded], Bounded]) -> Bounded:
+def by_group(args: Sequence[Bounded], multiply: Callable[..., Bounded]) -> Bounded:
     """A grouped product of rows [T, K], matrices [E, K, N] and ends [E], each group by `multiply`; exactly 0 in rows of
-    no group."""
-    x, w, ends = args
+    no group. Behind the ends may be scales of the rows, [T, ..], and of the matrices, [E, ..]."""
+    x, w, ends, *scales = args
+    of_rows, of_matrices = scales[:1], scales[1:]
     places = group_bounds(ends.value, len(x.value))
     value, error = (np.zeros((len(x.value), w.value.shape[-1])) for _ in range(2))
 
@@ -224,7 +225,8 @@ def by_group(args: Sequence[Bounded], multiply: Callable[[Bounded, Bounded], Bou
     for group in range(len(w.value)):
         rows = slice(places[group], places[group + 1])
         if rows.start < rows.stop:
-            found = multiply(part(x, rows), part(w, group))
+            own = (*(part(s, rows) for s in of_rows), *(part(s, group) for s in of_matrices))
+            found = multiply(part(x, rows), part(w, group), *own)
             value[rows], error[rows] = found.value, found.error
     return Bounded(value, error)
 

@@ -17,6 +17,7 @@ from fusegen.language.graph import Kind
 from fusegen.language.op_table import OPS
 from fusegen.language.spec import Chain
 from fusegen.language.trace import apply
+from tests import grouped
 from tests.chains import spec_text
 from tests.corpus import CASES
 from tests.differences import called, compare, drawn
@@ -368,6 +369,8 @@ def taken_name(x: f32[M, N], dx: f32[N]) -> f32[M, N]:
         (written, SpecError, "writes to x in its own memory"),
         (many, SpecError, r"the gradient of topk: a selection of 20 columns has none; one of a number up to 16"),
         (steps, RequestError, "no output of floats varies with an operand"),
+        (grouped.by_channels, SpecError, "grouped_matmul has no gradient here: no op adds up the rows of each group"),
+        (grouped.blocks, SpecError, "grouped_matmul has no gradient here: its factors are codes with scales"),
         (taken_name, RequestError, "dx is the gradient of x, and something else has that name"),
     ],
     ids=lambda value: value.name if isinstance(value, Chain) else None,
@@ -407,4 +410,4 @@ def test_the_docs_name_the_ops_without_gradients() -> None:
     internal = {op.name for op in values if op.kind in (Kind.INPUT, Kind.LEAF, Kind.GROUP, Kind.PART, Kind.DEAL)}
     of_planners = {*CHOSEN_BY_PLANNERS, "spread", "deal_back", "deal_matmul", "put", "paged_rows"}
     whole = {op.name for op in values if op.takes == "int" or op.name.startswith(("unpack", "to_unit"))}
-    assert others - internal - of_planners - whole == {"matmul_over_groups", "add_group_rows"}  # groups
+    assert others - internal - of_planners - whole == {"matmul_over_groups", "add_group_rows", "scale_group_rows"}

@@ -27,6 +27,7 @@ CUDA: dict[str, dict[str, int]] = {  # what each is here for
     "dropout_residual_layernorm": {},  # run-time scalars
     "gate_up_silu_mul": {},  # computed sizes
     "gemm_bias_gelu": {"N": 256, "K": 256},
+    "grouped_fp8_block_gemm": FEW["grouped_fp8_block_gemm"],  # scales of each group
     "grouped_swiglu": {"N": 64, "K": 64, "E": 3},  # tiles that groups begin
     "kv_cache_write": {},  # new rows of operands
     "paged_attention": FEW["paged_attention"],  # tensor maps of pages, whose number is the size of an axis

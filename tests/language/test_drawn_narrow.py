@@ -11,7 +11,7 @@ from tests.tools import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
 
-SEEDS = (21, 48, 69, 153, 199)  # together every type, rule and kind of step
+SEEDS = (21, 30, 48, 69, 114, 153, 199)  # together every type, rule and kind of step, and grouped products
 
 
 @needs_compiler

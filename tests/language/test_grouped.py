@@ -52,6 +52,28 @@ def test_a_bias_is_added_to_the_rows_of_its_group(ends: list[int], rows: int) ->
     assert np.array_equal(got, grouped.by_definition(x, w.swapaxes(1, 2), np.array(ends), bias))
 
 
+@given(ends=st.lists(END, min_size=4, max_size=4), rows=st.integers(1, 20))
+def test_a_scale_multiplies_the_columns_of_its_group_before_its_bias_is_added(ends: list[int], rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    shapes = ((rows, 5), (4, 6, 5), (4, 6), (4, 6), (rows, 1))
+    x, w, bias, columns, scale = (rng.integers(-3, 4, shape).astype(np.int8) for shape in shapes)
+    got = reference(grouped.by_channels.at(T=rows, N=6, K=5, E=4).graph)(
+        x, w, np.array(ends, np.int32), bias, columns, scale
+    )
+    law = grouped.by_definition(x, w.swapaxes(1, 2) * columns[:, None].astype(float), np.array(ends), bias)
+    assert np.array_equal(got, law * scale)
+
+
+def test_sums_of_whole_numbers_are_exact_beyond_f32() -> None:
+    """2^24 + 1 is no f32: the reference and the bounds of errors hold it."""
+    x, w = np.full((3, 1049), 127, np.int8), np.full((2, 1, 1049), 127, np.int8)
+    x[:, 0], w[1, 0, 0] = 5, -128
+    got = reference(grouped.whole.at(T=3, N=1, K=1049, E=2).graph)(x, w, np.array([1, 2], np.int32))
+    assert got.dtype == np.int32
+    assert got[:, 0].tolist() == [1048 * 127**2 + 5 * 127, 1048 * 127**2 - 5 * 128, 0]
+    assert got[0, 0] > 2**24 < got[1, 0]
+
+
 @given(
     ends=st.lists(st.integers(0, 300), min_size=1, max_size=9),
     rows=st.integers(1, 300),
@@ -155,18 +177,39 @@ BAD: dict[str, tuple[Callable[..., object], dict[str, TensorType], str]] = {
     ),
     "f32": (
         lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": f32[T, K], "w": f32[E, K, N]},
-        "found factors of f32; wanted f16 or bf16",
+        "found factors of f32; wanted f16, bf16 or 8 bits",
     ),
     "two types": (
-        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": f16[T, K]}, "wanted f16 or bf16",
+        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": f16[T, K]}, "wanted f16, bf16 or 8 bits",
     ),
-    "8 bits": (
-        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": f8e4m3[T, K], "w": f8e4m3[E, K, N]},
+    "8 bits of groups that are summed over": (
+        lambda x, w, ends: F.grouped_matmul(x.mT, w, ends),
+        {"x": f8e4m3[T, K], "w": f8e4m3[T, N], "ends": i32[E], "return": bf16[E, K, N]},
         "found factors of f8e4m3; wanted f16 or bf16",
     ),
-    "whole numbers": (
-        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": i8[T, K], "w": i8[E, K, N]},
+    "whole numbers of groups that are summed over": (
+        lambda x, w, ends: F.grouped_matmul(x.mT, w, ends),
+        {"x": i8[T, K], "w": i8[T, N], "ends": i32[E], "return": i32[E, K, N]},
         "found factors of whole numbers; wanted f16 or bf16",
+    ),
+    "a bias of sums that are i32": (
+        lambda x, w, ends, b: F.grouped_matmul(x, w, ends, b),
+        WHOLE | {"x": i8[T, K], "w": i8[E, K, N], "b": f32[E, N]},
+        "found a bias beside factors of whole numbers, whose sums are i32; wanted a scale as well",
+    ),
+    "a scale for all groups": (
+        lambda x, w, ends, s: F.grouped_matmul(x, w, ends, scale=s), WHOLE | {"s": f32[N]},
+        r"found a scale f32\[N\]; wanted an operand of f32, f16 or bf16, \[E, N\]: a vector for each group",
+    ),
+    "weights that are dequantized by their columns": (
+        lambda x, w, ends, s: F.grouped_matmul(x, F.dequantize(w, s).mT, ends),
+        WHOLE | {"x": f8e4m3[T, K], "w": f8e4m3[E, N, K], "s": f32[E, N, 1]},
+        r"grouped_matmul: .*a factor of 8 bits meets one that is computed\n.*ends, scale=scale\) \* scale_of_x",
+    ),
+    "blocks of as many experts as there are no ends": (
+        lambda x, sx, w, sw, ends: F.grouped_matmul(F.dequantize(x, sx), F.dequantize(w, sw).mT, ends),
+        {"x": f8e4m3[T, 256], "sx": f32[T, 2], "w": f8e4m3[E, 128, 256], "sw": f32[E, 1, 2], "ends": i32[L],
+         "return": bf16[T, 128]}, SHAPES,
     ),
 }  # fmt: skip
 

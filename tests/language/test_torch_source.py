@@ -15,7 +15,7 @@ from fusegen.language.ops import PRIMITIVES
 from fusegen.language.reference import draws, reference, reference_source
 from fusegen.language.spec import Chain
 from fusegen.language.torch_source import COMPOSITES, DTYPES, TEXTS, match, torch_chain, torch_source
-from fusegen.language.types import DType
+from fusegen.language.types import DType, size_of
 from fusegen.measuring.operands import operands
 from fusegen.measuring.peers import tensor_over
 from fusegen.planner.rewrites import simplify
@@ -62,7 +62,7 @@ def test_every_op_has_its_text() -> None:
     without = {"philox"}  # torch's generator is another one
     assert set(TEXTS) | without == {op.name for op in PRIMITIVES} | {
         "scatter", "transpose", "matmul", "matmul_tf32", "grouped_matmul",
-        "add_group_rows", "matmul_over_groups", "group_ends", "slot_order", "slot_places",
+        "add_group_rows", "scale_group_rows", "matmul_over_groups", "group_ends", "slot_order", "slot_places",
     }  # fmt: skip
 
 
@@ -205,6 +205,24 @@ def test_grouped_products_are_torchs_own() -> None:
         run = torch_chain(graph)
         got = run.function(*map(tensor, values.values()), *run.constants("cpu")).float().numpy()
         assert np.allclose(got, reference(graph)(*values.values()), rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("found", grouped.NARROW, ids=lambda c: c.name)
+def test_grouped_products_of_8_bits(found: Chain) -> None:
+    """Torch has grouped products of 16 bits alone. Rows of no group are 0, and ends may descend."""
+    graph = found.at(T=20, E=4).graph
+    rng = np.random.default_rng(3)
+    values = {}
+    for operand in graph.inputs:
+        shape = tuple(size_of(size, graph.sizes) for size in operand.shape)
+        numbers = rng.integers(-3, 4, shape) if operand.dtype.narrow else np.exp2(rng.integers(-6, 0, shape))
+        values[operand.name] = numbers.astype(operand.dtype.numpy)
+    for ends in ([7, 7, 8, 20], [3, -1, 12, 10], [5, 6, 9, 15]):
+        values["ends"] = np.array(ends, np.int32)
+        run = torch_chain(graph)
+        got = run.function(*map(tensor, values.values()), *run.constants("cpu")).double().numpy()
+        assert np.allclose(got, reference(graph)(*values.values()), rtol=0.01, atol=1e-6)
+        assert (got[max(np.maximum.accumulate(ends)) :] == 0).all()
 
 
 def test_selections_are_torchs_own() -> None:

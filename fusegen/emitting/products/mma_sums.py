@@ -280,7 +280,10 @@ class SumSpeller(GemmWords):
             "inside": f"row < {self.rows_end}"
             + ("" if self.plan.even else f" && {block} < {self.plan.k // blocks.block}"),
             "of_row": f"{self.pointers[rows.tensor]}[row{each} + {along}]",
-            "cols": [f"{self.pointers[c.tensor]}[{col} / {blocks.block} * {c.name}_ld + {block}]" for c in blocks.cols],
+            "cols": [
+                f"{self.pointers[c.tensor]}[{self.own_scales(c)}{col} / {blocks.block} * {c.name}_ld + {block}]"
+                for c in blocks.cols
+            ],
             "arguments": [f", scale[{product}][m]" for product in range(self.plan.products)],
         }
 
@@ -423,7 +426,8 @@ class SumSpeller(GemmWords):
 
     def of_group(self, text: str) -> str:
         """A sum; of rows of no group 0, whatever their factors are."""
-        return f"{OF_GROUP} ? {text} : 0.0f" if self.plan.segments else text
+        zero = "0" if self.sum_type == "int" else "0.0f"  # of the sums' type: i32 is not exact in f32
+        return f"{OF_GROUP} ? {text} : {zero}" if self.plan.segments else text
 
     def slot(self, output_group: OutputGroup) -> str:
         """Which of a lane's rows a pass takes."""

@@ -293,7 +293,7 @@ class WgmmaSpeller(StoreSpeller):
             kind = VALUE_TYPES[contraction.atom.sum_type]
             text = f"{self.sums}[sum_at{offset} + j]"
             if self.plan.segments:  # of rows of no group 0, whatever was multiplied
-                text = f"at.{OF_GROUP} ? {text} : 0.0f"
+                text = f"at.{OF_GROUP} ? {text} : {'0' if kind == 'int' else '0.0f'}"
             lines.append(f"const {kind} {contraction.value} = {text};")
         return lines
 

@@ -38,7 +38,10 @@ class PromotedSpeller(WidenedSpeller):
         along = f"{step}" if rows.ld_axis is None else f"{step} * {rows.name}_ld"
         row = f"row0 + i * {tile.atom.rows} + {tile.atom.fragment.row_text(('r8', 2))}"
         each = f" * {stride_name(rows, self.dims, len(self.dims) - 1)}" if rows.strided else ""
-        cols = [f"{self.pointers[c.tensor]}[at.col0 / scaled_cols * {c.name}_ld + {step}]" for c in blocks.cols]
+        cols = [
+            f"{self.pointers[c.tensor]}[{self.own_scales(c)}at.col0 / scaled_cols * {c.name}_ld + {step}]"
+            for c in blocks.cols
+        ]
         products = self.plan.products
         product = f"[j / {tile.sums // products}]" if products > 1 else "[0]"
         return {

@@ -39,6 +39,10 @@ class ProductWords(Dialect):
 
     # ---- elements in memory
 
+    def own_scales(self, access: Access) -> str:
+        """Where the scales begin of the matrix that a tile's group has, and what is added to that."""
+        return f"{self.own_group} * {access.name}_group + " if access.group_axis is not None else ""
+
     def vec(self, dtype: DType, count: int) -> str:
         self.uses_vec = True
         return f"Vec<{self.ctype(dtype)}, {count}>"

@@ -241,8 +241,8 @@ def gathered_rows(graph: Graph, dims: tuple[RowDim, ...], use: Use, name: str) -
 
 
 def group_axis(graph: Graph, use: Use) -> int | None:
-    """The axis of a grouped product's right factor, and of its bias, that counts groups."""
-    if use.place == "right" and graph.products[0].ends:
+    """The axis of a grouped product's right factor, of its scales, and of its bias, that counts groups."""
+    if use.place in ("right", "scale") and graph.products[0].ends:
         return -3
     return -2 if use.place == "tile" and use.tensor.node in group_vectors(graph) else None
 

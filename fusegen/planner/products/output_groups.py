@@ -33,7 +33,7 @@ def need_one_scaling(draft: ProductDraft) -> None:
     product = draft.parts.products[0]
     if len(draft.groups) > 1 or len(draft.dims) > 1 or not all(p.scales for p in draft.parts.products):
         raise NoMatch(f"the product at {product.node.where} has scales for its blocks, and others beside it have not")
-    if len({p.scales[0].node for p in draft.parts.products}) > 1:
+    if len({(p.scales[0].operand, p.scales[0].transposed) for p in draft.parts.products}) > 1:
         raise NoMatch("products of one tile have one left factor, with one set of scales")
 
 

@@ -275,7 +275,8 @@ def scale_texts(lowered: Graph) -> tuple[str, ...]:
         node = product
         while (users := lowered.users[node]) and len(users) == 1 and users[0].operator is product.operator:
             (node,) = users
-            if node.op.name in CASTS or node.op.kind is Kind.BIAS:  # an operator's own, behind which nothing scales it
+            own = node.op.kind is Kind.BIAS or node.op.name in (*CASTS, "to_f32")
+            if own:  # of the operator, behind which nothing scales it
                 break
             scale = argument(node.inputs[1], lowered)
             text = scale.name if isinstance(scale, Value) else digits(scale.value)

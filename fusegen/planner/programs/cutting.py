@@ -16,6 +16,14 @@ WORTH_STORING = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.PRODUCT, Kind.BIAS, Kind
                  Kind.ORDER, Kind.SCATTER)  # fmt: skip
 
 
+def with_vectors(product: Node, graph: Graph) -> Node:
+    """A product; of a grouped one what comes of its scale and its bias, which its own kernel applies."""
+    node = product
+    while users := [u for u in graph.users[node] if u.op.kind is Kind.BIAS or u.op.name == "to_f32"]:
+        node = users[0]
+    return product if node.op.name == "to_f32" else node
+
+
 @once_per_graph
 def candidates(graph: Graph) -> tuple[Node, ...]:
     """The values worth writing to memory, in order: products, computed factors, what is reduced or chosen from and what
@@ -24,8 +32,7 @@ def candidates(graph: Graph) -> tuple[Node, ...]:
     for node in graph.nodes:
         if node.op.kind is Kind.PRODUCT:
             computed = [a for a in node.inputs if not plain(a)]
-            biased = [user for user in graph.users[node] if user.op.kind is Kind.BIAS]
-            wanted.update((*(biased or [node]), *computed, *map(shown_by, computed)))
+            wanted.update((with_vectors(node, graph), *computed, *map(shown_by, computed)))
         elif node.op.kind in (Kind.REDUCE, Kind.SCAN, Kind.SELECT, Kind.GATHER, Kind.ORDER):
             wanted.update((node, node.inputs[0]))
         elif node.op.kind is Kind.SCATTER:

@@ -527,7 +527,7 @@ class Lowering:
         shape = (*leading, made_left.shape[-2], made_right.shape[-1])
         scales = (self.factor(a, View.identity(a.shape), node) for a in node.scales)
         ends = [self.seen(a, View.identity(a.shape)) for a in node.inputs[2:] if a is node.any_ends]
-        return replace(node, inputs=(made_left, made_right, *scales, *ends), shape=shape)
+        return replace(node, inputs=(made_left, made_right, *ends, *scales), shape=shape)
 
     def factor(self, node: Node, view: View, of: Node) -> Node:
         if self.attention and (pages := paged_in(node, view)) is not None:

@@ -1,0 +1,390 @@
+// grouped_fp8_block_gemm  f8e4m3[T, K], f32[K_over_128, T], f8e4m3[E, N, K], f32[E, N_over_128, K_over_128], i32[E] -> bf16[T, N]  at
+//   T=8192 K=7168 K_over_128=56 E=8 N=4096 N_over_128=32
+// dequantize(x) @ dequantize(w[e]).T, where e is the expert of the token, as DeepSeek-V3's gate and up.
+//
+//     def grouped_fp8_block_gemm(x, sx, w, sw, ends):
+//         return F.grouped_matmul(F.dequantize(x, sx.T), F.dequantize(w, sw).mT, ends)
+//
+// target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 1979 TFLOP/s for products
+// tile     cooperative: two consumer warpgroups share tiles of 256x128, a producer 4 slices of 128
+//          ahead; persistent blocks, 8 rows of tiles at a time; each of rows of one of 8 groups
+// traffic  362.6 MB moved, 362.6 MB ideal, 360.7 MB with products apart, 366.3 MB unfused in 2 launches
+// floor    243.1 us at 1979 TFLOP/s for products; compute-bound at 1326.62 flop/B
+// rounding to 14 significant bits sums of 128 products, which are added in f32; out to bf16 when
+//          stored; f32 between
+// needs    K=7168, E=8, N=4096; rows of all operands next to each other; x, w, out: address and strides
+//          in multiples of 16 B; ends [E] shared by every row
+
+#include <cuda_bf16.h>
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// a tile, the slices of the depth that are summed one after another, and how many shared memory holds
+constexpr int tile_rows = 256, tile_cols = 128, tile_k = 128, stages = 4;
+constexpr int steps = 56;
+constexpr int segments = 8;  // groups of rows
+constexpr int tiles_across = 32;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
+constexpr int scaled_cols = 128;  // columns that share a scale
+constexpr int warpgroup = 128;  // threads
+// bytes of a line of shared memory, and of slices
+constexpr int line_bytes = 128;
+constexpr int segment_bytes = 64 * line_bytes;
+constexpr int left_bytes = tile_rows * line_bytes, right_bytes = tile_cols * line_bytes;
+constexpr int slice_bytes = left_bytes + right_bytes;
+constexpr int box_bytes = 16 * line_bytes;  // that a warp stores at once
+// bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
+constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
+constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
+
+// how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
+struct alignas(64) CUtensorMap {
+  unsigned long long opaque[16];
+};
+
+// where a tile lies: its first row and column
+struct Place {
+  int row0, col0;
+  int segment, segment_end;  // its group of rows, and behind which row that ends
+  bool of_group;  // else its rows are of none
+};
+
+struct Segment {
+  int number;  // of the group
+  long long row0, end;  // the tile's first row, and the first one behind the group
+  bool of_group;  // else its rows are of none
+};
+
+// the group of tile `number`, counted from the top. A group's rows end at ends[s], but not before the one above it ends,
+// nor behind all rows: no end is read as a place that is not there
+__device__ __forceinline__ Segment segment_of(const int* ends, long long rows, unsigned number) {
+  const int most = rows < 0x7fffffff ? static_cast<int>(rows) : 0x7fffffff;
+  Segment found{segments - 1, 0, rows, false};
+  int begin = 0;
+  unsigned before = 0;  // tiles
+  #pragma unroll 8
+  for (int s = 0; s < segments; ++s) {  // to the end, so that ends are asked for several at a time
+    const int end = ends[s] < begin ? begin : ends[s] < most ? ends[s] : most;
+    const unsigned behind = before + (static_cast<unsigned>(end - begin) + tile_rows - 1) / tile_rows;
+    if (before <= number && number < behind) {
+      found = Segment{s, begin + static_cast<long long>(number - before) * tile_rows, end, true};
+    }
+    before = behind;
+    begin = end;
+  }
+  if (!found.of_group) found.row0 = begin + static_cast<long long>(number - before) * tile_rows;
+  return found;
+}
+
+// how many tiles there are from top to bottom
+__device__ __forceinline__ unsigned tiles_of(const int* ends, long long rows) {
+  const int most = rows < 0x7fffffff ? static_cast<int>(rows) : 0x7fffffff;
+  int begin = 0;
+  unsigned number = 0;
+  #pragma unroll 8
+  for (int s = 0; s < segments; ++s) {
+    const int end = ends[s] < begin ? begin : ends[s] < most ? ends[s] : most;
+    number += (static_cast<unsigned>(end - begin) + tile_rows - 1) / tile_rows;
+    begin = end;
+  }
+  return number + static_cast<unsigned>((rows - begin + tile_rows - 1) / tile_rows);
+}
+
+// 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+__device__ __forceinline__ Place place_of(int tile, int tiles_down, const int* ends, long long rows) {
+  Place at;
+  const int first = tile / group_tiles * group;
+  const int height = tiles_down - first < group ? tiles_down - first : group;
+  const Segment here = segment_of(ends, rows, first + tile % group_tiles % height);
+  at.row0 = static_cast<int>(here.row0);
+  at.segment_end = static_cast<int>(here.end);
+  at.segment = here.number;
+  at.of_group = here.of_group;
+  at.col0 = tile % group_tiles / height * tile_cols;
+  return at;
+}
+
+__device__ __forceinline__ void start_barrier(unsigned barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+}
+
+// waits for the end of the phase with that parity
+__device__ __forceinline__ void wait_at(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}\n"
+      :: "r"(barrier), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ void arrive_at(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+// arrives, and lets the phase end when so many bytes are there as well
+__device__ __forceinline__ void expect_bytes(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+// the box of a tensor at x, y on its way to shared memory; beyond the tensor it is zeros
+__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
+}
+
+// the box of a tensor at x, y, z on its way to shared memory; beyond the tensor it is zeros
+__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+// four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
+__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
+__device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
+  constexpr unsigned address_bits = 0x3ffff;
+  return layout | (address & address_bits) >> 4;
+}
+
+// sums of 64 x 128 elements: the product of two matrices, 32 along K, added to what they were or put in its place
+__device__ __forceinline__ void multiply_add(
+    float (&sums)[64], unsigned long long left, unsigned long long right, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "{"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, %64, %65, add, 1, 1;\n"
+      "}\n"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+        "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+        "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
+        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
+        "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
+        "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
+        "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
+        "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
+        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
+        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
+      : "l"(left), "l"(right), "r"(static_cast<int>(add)));
+}
+
+// no instruction, but what uses the sums stays behind it: the compiler doesn't know that wgmma writes them until then
+__device__ __forceinline__ void fence_sums(float (&sums)[64]) {
+  #pragma unroll
+  for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sums[i]));
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+grouped_fp8_block_gemm(
+    const __grid_constant__ CUtensorMap x_map,
+    const float* __restrict__ sx_ptr,
+    const __grid_constant__ CUtensorMap w_map,
+    const float* __restrict__ sw_ptr,
+    const int* __restrict__ ends_ptr,
+    __nv_bfloat16* __restrict__ out_ptr,
+    long long rows,
+    long long sx_ld,
+    long long sw_ld,
+    long long sw_group,
+    long long out_stride)
+{
+  // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const unsigned right = left + right_at;
+  const unsigned full = left + barriers_at;
+  const unsigned empty = full + 8 * stages;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < stages; ++stage) {
+      start_barrier(full + 8 * stage, 1);
+      start_barrier(empty + 8 * stage, 8);  // warps that read the slice
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  const int tiles_down = static_cast<int>(tiles_of(ends_ptr, rows));
+  const int tiles = tiles_down * tiles_across;
+  if (blockIdx.x >= tiles) return;  // the groups need fewer tiles
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; 1 and 2: consumers
+
+  if (role == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      int stage = 0;
+      unsigned parity = 1;  // of an empty ring
+      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const Place at = place_of(tile, tiles_down, ends_ptr, rows);
+        for (int step = 0; step < steps; ++step) {
+          const unsigned arrived = full + 8 * stage;
+          wait_at(empty + 8 * stage, parity);
+          expect_bytes(arrived, slice_bytes);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * tile_k, at.row0);
+          copy_box(right + stage * right_bytes, w_map, arrived, step * tile_k, at.col0, at.segment);
+          if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+          }
+        }
+      }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int own = role - 1;  // which of the two consumers this is
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
+    // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
+    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
+    constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
+    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * 2 * segment_bytes);
+    const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
+    float sums[2][64];
+    int stage = 0;
+    unsigned parity = 0;
+    if (own == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");  // the first turn is the first consumer's
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const Place at = place_of(tile, tiles_down, ends_ptr, rows);
+      const int row0 = at.row0 + own * (tile_rows / 2) + warp * 16;  // the warp's first
+      #pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        #pragma unroll
+        for (int j = 0; j < 64; ++j) sums[i][j] = 0.0f;
+      }
+      float partial[64];  // sums of each slice: the tensor cores keep 14 bits of them
+      // scales of the slice that comes next, so that nothing waits for them: of a thread's rows, and of 128 columns
+      float of_rows[2][2], of_columns[1];
+      const auto fetch_scales = [&](int step) {
+        #pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          #pragma unroll
+          for (int r8 = 0; r8 < 2; ++r8) {
+            const long long row = row0 + i * 64 + r8 % 2 * 8 + lane / 4;
+            of_rows[i][r8] = row < rows ? sx_ptr[row + step * sx_ld] : 0.0f;
+          }
+        }
+        of_columns[0] = sw_ptr[at.segment * sw_group + at.col0 / scaled_cols * sw_ld + step];
+      };
+      fetch_scales(0);
+      for (int step = 0; step < steps; ++step) {
+        float scale[1][2][2];  // of this slice's blocks: of a row, times of 128 columns
+        #pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          #pragma unroll
+          for (int r8 = 0; r8 < 2; ++r8) {
+            scale[0][i][r8] = of_rows[i][r8] * of_columns[0];
+          }
+        }
+        if (step + 1 < steps) fetch_scales(step + 1);
+        wait_at(full + 8 * stage, parity);
+        #pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          asm volatile("bar.sync %0, 256;" :: "r"(1 + own) : "memory");  // its turn to ask for products
+          asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+          #pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            multiply_add(
+                partial, left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
+                right_slices + stage * (right_bytes / 16) + k * 2, k != 0);
+          }
+          asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+          asm volatile("bar.arrive %0, 256;" :: "r"(2 - own) : "memory");  // the other's turn
+          asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+          fence_sums(partial);
+          #pragma unroll
+          for (int j = 0; j < 64; ++j) sums[i][j] += partial[j] * scale[0][i][j / 2 % 2];
+        }
+        if (lane == 0) arrive_at(empty + 8 * stage);
+        if (++stage == stages) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+
+      #pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        #pragma unroll
+        for (int chunk = 0; chunk < 2; ++chunk) {
+          unsigned out_words[8][2];
+          #pragma unroll
+          for (int n8 = 0; n8 < 8; ++n8) {
+            #pragma unroll
+            for (int r8 = 0; r8 < 2; ++r8) {
+              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+              float out_pair[2];
+              #pragma unroll
+              for (int j = 0; j < 2; ++j) {
+                const float grouped_matmul = at.of_group ? sums[i][sum_at + j] : 0.0f;
+                out_pair[j] = grouped_matmul;
+              }
+              const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
+              out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
+            }
+          }
+          {
+            const unsigned buffer = staging + chunk % 2 * box_bytes;
+            __syncwarp();  // its last box has been read
+            #pragma unroll
+            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
+              store_matrices(
+                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
+                  out_words[n8 + 1][0], out_words[n8 + 1][1]);
+            }
+            __syncwarp();  // all lanes' pieces are there
+            #pragma unroll
+            for (int piece = lane; piece < 128; piece += 32) {  // 16 bytes of a row, which may not be the tile's
+              const int r = piece / 8;
+              const long long row = row0 + i * 64 + r;
+              const int col = at.col0 + chunk * 64 + piece % 8 * 8;
+              if (row < at.segment_end) {
+                store<8>(out_ptr + row * out_stride + col, load<8>(reinterpret_cast<const __nv_bfloat16*>(shared + (buffer - left)
+                    + r * line_bytes + (((piece % 8) ^ r % 8) << 4))));
+              }
+            }
+            __syncwarp();  // wgmma and stmatrix want whole warps
+          }
+        }
+      }
+    }
+    if (own == 0) asm volatile("bar.sync 1, 256;" ::: "memory");  // it was told of a turn that it does not take
+  }
+}
