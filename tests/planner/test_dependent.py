@@ -23,7 +23,7 @@ from tests.chains_cut import logits_topk, mlp, residual_norm
 from tests.specs import FEW, SHIPPED
 
 M, N = dims("M N")
-WAIT = "griddepcontrol.wait"
+WAIT, LAUNCH = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 LAYER = SHIPPED["decoder_layer"].at(**FEW["decoder_layer"])
 
 
@@ -51,6 +51,16 @@ def test_each_kernel_but_the_first_waits_and_each_but_the_last_triggers() -> Non
             *[True] * (len(steps) - 1),
             False,
         ]
+
+
+def test_very_many_small_blocks_do_not_say_that_the_next_kernel_may_begin() -> None:
+    """The GPU takes 1.26 ns for each that does: 65536 of them took 82.5 us in place of 54.6 on an H200."""
+    small, large = (planned(SHIPPED["w8a16_gemm"].at(M=4096, N=n, K=8192)).steps for n in (256, 8192))
+    assert [bool(s.plan.dependent and s.plan.dependent.triggers) for s in small] == [True, False]
+    assert [bool(s.plan.dependent and s.plan.dependent.triggers) for s in large] == [False, False]
+    assert [s.plan.waits for s in large] == [False, True]
+    assert LAUNCH not in render(large[0].plan).text
+    assert LAUNCH in render(small[0].plan).text
 
 
 def test_what_no_kernel_before_writes_may_be_read_ahead() -> None:

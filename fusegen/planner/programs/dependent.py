@@ -12,16 +12,24 @@ What may be read early is a matter of the program: a tensor that no kernel befor
 it is its own plan's (`Plan.before_wait`). Operands that kernels write are read with no promise that nobody else does
 (`__restrict__`): else a compiler may move a load before the wait. The emulator's checking build holds each launch to
 the first rule.
+
+A kernel of very many small blocks does not say that the next one may begin. The GPU takes what blocks say one after
+another: 65536 blocks of 128 threads that write 8192 x 8192 codes of 8 bits as bf16 took 54.6 us, and 82.5 where each
+lets the next kernel begin; 32768 of 256 took 55.6 and 55.1 (H200, medians of 15, L2 cold).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from fusegen.language.types import size_of
 from fusegen.planner.launching import launched
-from fusegen.planner.model import Dependent
+from fusegen.planner.model import Dependent, Plan
 from fusegen.planner.programs.model import ProgramPlan, Step
+
+SIGNAL_US = 1.26e-3  # for each block that lets the next kernel begin: 82.5 us of 65536
 
 
 def dependent(program: ProgramPlan) -> ProgramPlan:
@@ -33,10 +41,16 @@ def dependent(program: ProgramPlan) -> ProgramPlan:
     found: list[Step] = []
     for place, steps in enumerate(program.launches):
         for step in steps:
-            how = Dependent(place > 0, place < last, unwritten(step, written) if place else frozenset())
+            how = Dependent(place > 0, place < last and in_time(step.plan), unwritten(step, written) if place else frozenset())
             found.append(replace(step, plan=launched(step.plan, how)))
         written |= in_memory(program.written(place), program.graph.updates)
     return replace(program, steps=tuple(found))
+
+
+def in_time(plan: Plan) -> bool:
+    """Have all blocks said that the next kernel may begin before the last one ends?"""
+    extents = (math.prod(size_of(plan.graph.shape[a], plan.graph.sizes) for a in dim.axes) for dim in plan.row_dims)
+    return SIGNAL_US * plan.blocks(*extents) < plan.cost.time_us
 
 
 def unwritten(step: Step, written: set[str]) -> frozenset[str]:
