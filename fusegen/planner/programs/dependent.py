@@ -41,7 +41,9 @@ def dependent(program: ProgramPlan) -> ProgramPlan:
     found: list[Step] = []
     for place, steps in enumerate(program.launches):
         for step in steps:
-            how = Dependent(place > 0, place < last and in_time(step.plan), unwritten(step, written) if place else frozenset())
+            how = Dependent(
+                place > 0, place < last and in_time(step.plan), unwritten(step, written) if place else frozenset()
+            )
             found.append(replace(step, plan=launched(step.plan, how)))
         written |= in_memory(program.written(place), program.graph.updates)
     return replace(program, steps=tuple(found))
