@@ -4,8 +4,9 @@
     python -m tests.own_sizes --target hip:mi300x mlp lora  these alone, for another target
     python -m tests.own_sizes --on gpu --jobs 14            compiles as users do, validated on the GPU that is here
 
-Rows are the first dim that a spec names. Prints what is wrong, with exit code 1, and what took long. A spec that a
-target has no plan for is refused, which is well.
+Rows are the first dim that a spec names. Prints what is wrong, with exit code 1, what took long, and which candidates
+the gate passed over: one compiler puts on the stack what another keeps in registers, so it is worth a run with each. A
+spec that a target has no plan for is refused, which is well.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import fusegen
 from fusegen.cli.programs import units
 from fusegen.errors import FusegenError, NoPlan
-from fusegen.pipeline import build_candidates, build_joined
+from fusegen.pipeline import Verdict, build_candidates, build_joined
 from fusegen.planner.programs.side_by_side import JoinedPlan
+from fusegen.runtime import Program
 from fusegen.targets import target as target_named
 from tests.specs import SHIPPED
 
@@ -55,14 +57,24 @@ def outcome(job: Job) -> tuple[Job, str, str, float]:
 
 
 def built(chain: fusegen.Chain, target: str) -> tuple[str, str]:
+    found: list[Verdict] = []
     for unit in units(chain, target_named(target)):
-        build_joined(unit) if isinstance(unit, JoinedPlan) else build_candidates(unit)
-    return "right", ""
+        found += (build_joined(unit) if isinstance(unit, JoinedPlan) else build_candidates(unit)).verdicts
+    return "right", passed_over(found)
 
 
 def validated(chain: fusegen.Chain, target: str, on: str) -> tuple[str, str]:
-    report = fusegen.compile(chain, target, on=on, tuned=False).report
-    return ("right", "") if report is not None and report.ok and not report.unjudged else ("wrong", str(report))
+    made = fusegen.compile(chain, target, on=on, tuned=False)
+    if made.report is None or not made.report.ok or made.report.unjudged:
+        return "wrong", str(made.report)
+    kernels = made.kernels if isinstance(made, Program) else [made]
+    return "right", passed_over(verdict for kernel in kernels for verdict in getattr(kernel, "gate", ()))
+
+
+def passed_over(verdicts: Iterable[Verdict]) -> str:
+    return "\n".join(
+        f"  {found.plan.name} {found.plan.configuration}: {found.reason}" for found in verdicts if not found.passed
+    )
 
 
 def main() -> int:
@@ -76,6 +88,7 @@ def main() -> int:
     if unknown := [name for name in wanted.names if name not in SHIPPED]:
         parser.error(f"no spec is called {', '.join(unknown)}: `fusegen list` names them")
     counts: Counter[str] = Counter()
+    others = 0  # first choices
     with ProcessPoolExecutor(wanted.jobs) as pool:
         waiting = [pool.submit(outcome, job) for job in jobs(wanted.names, wanted.rows, wanted.target, wanted.on)]
         for done in as_completed(waiting):
@@ -84,11 +97,15 @@ def main() -> int:
             where = f"{name} of {rows} rows" if rows else name
             if found in ("wrong", "crash"):
                 print(f"{where}: {found}\n{said}\n", flush=True)
+            elif found == "right" and said:
+                others += 1
+                print(f"{where}: passed over\n{said}\n", flush=True)
             elif seconds > SLOW_S:
                 print(f"{where}: {found}, in {seconds:.0f} s", flush=True)
             if sys.stderr.isatty():
-                print(f"\r{sum(counts.values())} of {len(waiting)}", end="", file=sys.stderr, flush=True)
-    print(", ".join(f"{count} {found}" for found, count in counts.items()))
+                print(f"\r{counts.total()} of {len(waiting)}", end="", file=sys.stderr, flush=True)
+    more = f"; of {others} the gate passed over candidates" if others else ""
+    print(", ".join(f"{count} {found}" for found, count in counts.items()) + more)
     return 1 if counts["wrong"] or counts["crash"] else 0
 
 
