@@ -388,8 +388,8 @@ class Writer:
         return self.plain_text(node)
 
     def narrow_groups(self, node: Node, ends: str) -> str:
-        """A grouped product of 8 bits, which torch has of bf16 alone: and stores sums in it: so
-        all rows by each group's matrix, in f32, and of whole numbers in f64."""
+        """A grouped product of 8 bits. torch's grouped_mm takes bf16 alone, and rounds its sums to it. So all rows are
+        multiplied by each group's matrix, in f32, or of whole numbers in f64, and each row keeps its own group's."""
         x, w, *scales = (self.name(a) for a in node.inputs if a is not node.any_ends)
         wide = "torch.float64" if node.dtype is i32 else "torch.float32"
         left, right = f"{x}.to({wide})", f"{w}.to({wide})"
