@@ -150,6 +150,7 @@ def check_products(graph: Graph) -> None:
         if node.any_ends and dtype not in (f16, bf16) and not (node.ends and dtype.narrow):
             found = " and ".join(dict.fromkeys((str(left), str(right))))
             wanted = "f16, bf16 or 8 bits" if node.ends else "f16 or bf16"
+            wanted += ", both of one type" if left is not right else ""
             raise SpecError(f"grouped_matmul: found factors of {found}; wanted {wanted}", node.where)
         if dtype is f32 and left is not right and sum(map(has_type, node.factors)) != 1:
             kinds = [kind for kind in (right, left) if kind is not f32]  # a value is f32 without a cast

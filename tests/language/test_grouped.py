@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fusegen
-from fusegen import Chain, bf16, chain, dims, f8e4m3, f16, f32, i8, i32, i64
+from fusegen import Chain, bf16, chain, dims, f8e4m3, f16, f32, i8, i32, i64, u8
 from fusegen import ops as F
 from fusegen.errors import NoPlan, SpecError
 from fusegen.language.products import Unsplittable, split
@@ -181,6 +181,10 @@ BAD: dict[str, tuple[Callable[..., object], dict[str, TensorType], str]] = {
     ),
     "two types": (
         lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": f16[T, K]}, "wanted f16, bf16 or 8 bits",
+    ),
+    "two types of 8 bits": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends), WHOLE | {"x": u8[T, K], "w": i8[E, K, N], "return": i32[T, N]},
+        "found factors of u8 and i8; wanted f16, bf16 or 8 bits, both of one type",
     ),
     "8 bits of groups that are summed over": (
         lambda x, w, ends: F.grouped_matmul(x.mT, w, ends),
