@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fusegen import bf16, chain, dims, f32, i8
@@ -154,3 +155,18 @@ def test_rows_that_share_sectors_are_right(spec: Chain, target: Target) -> None:
     made = replace(program, steps=(replace(step, plan=plan),))
     kernel = compile_program(made, on="emulator", validate=False, tuned=False, as_planned=True)
     validate(kernel, quick=True).raise_for_error()
+
+
+@needs_compiler
+@pytest.mark.usefixtures("emulated_only")
+@pytest.mark.parametrize("spec", [doubled, sums], ids=lambda spec: spec.graph.name)
+def test_what_is_planned_at_one_row_takes_more_of_them(spec: Chain) -> None:
+    """x.T of one row lies as a row does, and of two it does not."""
+    kernel = compile_program(
+        cheapest(spec.at(M=1, N=33).graph, H200), on="emulator", validate=False, tuned=False, as_planned=True
+    )
+    for rows in (1, 2, 77):
+        x = np.arange(rows * 33).reshape(rows, 33) % 64
+        given = [x, x.T][: len(spec.graph.inputs)]
+        got = kernel(*(values.astype(bf16.numpy) for values in given))
+        np.testing.assert_array_equal(got.astype(int), 2 * (x.T if spec is doubled else x))

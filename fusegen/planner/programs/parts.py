@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fusegen.language.graph import Tensor, behind
@@ -14,11 +14,14 @@ from fusegen.language.types import Shape, size_of
 from fusegen.planner.model import Layout
 from fusegen.planner.programs.lowering import Bound, Lowered
 
+MANY = 2**5 * 3**3 * 5 * 7  # more of a dim: sizes that come out even at 1, as (M + 3) // 4, do so at 1 + MANY
+
 
 def layout_of(step: Lowered, sizes: Mapping[str, int]) -> Layout:
     """How the step's tensors lie where those they are views of are contiguous, at the chain's sizes."""
     views = [(b, *place_of(b, sizes)) for b in step.bounds if not b.view.is_identity]
-    lie = [(b, strides) for b, _, shape, strides in views if shape and shape[-1] > 1 and strides[-1] != 1]
+    elsewhere = at_other_calls(step, sizes)
+    lie = [(b, strides) for b, _, shape, strides in views if shape and shape[-1] > 1 and is_apart(b, elsewhere)]
     outputs = {t.name for t in step.graph.outputs}
     alike = Counter((b.base, b.tensor in outputs, strides) for b, strides in lie)
     alone = frozenset(  # others lie between one's elements, where they are so many, and fill the same sectors
@@ -26,6 +29,21 @@ def layout_of(step: Lowered, sizes: Mapping[str, int]) -> Layout:
     )
     scattered = any(strides != contiguous(shape, strides) for _, _, shape, strides in views)
     return Layout(split=scattered and not step.graph.products, apart=frozenset(b.tensor for b, _ in lie), strides=alone)
+
+
+def is_apart(bound: Bound, calls: Sequence[Mapping[str, int]]) -> bool:
+    """Are the elements of its rows not next to each other, at some of these sizes?"""
+    return any(place_of(bound, sizes)[2][-1] != 1 for sizes in calls)
+
+
+def at_other_calls(step: Lowered, sizes: Mapping[str, int]) -> tuple[Mapping[str, int], ...]:
+    """The chain's sizes, and those with more than one of each dim that a call chooses: x.T of one row lies as a row
+    does, and its kernel is called with more of them."""
+    fixed = {dim for size in dims_in(tuple(step.graph.fixed)) for dim in dims_in((step.sizes.get(size.name, size),))}
+    chosen = {name for name, size in sizes.items() if size == 1} - {dim.name for dim in fixed}
+    if not chosen:
+        return (sizes,)
+    return sizes, {**sizes, **dict.fromkeys(chosen, 1 + MANY)}
 
 
 def interleaved(step: Lowered, layout: Layout, sizes: Mapping[str, int]) -> Layout:
