@@ -40,8 +40,9 @@ FRAME = (
     copy_async commit_copies wait_copies joined
     Pieces phase load_row_pieces load_misaligned load_first load_last store_misaligned load_pieces load_kept copy_part
     copy_misaligned head_of load_block load_kept_block load_shifted store_block store_row head edge in_remainder
-    remainder_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival away
-    place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left leave_packed memcpy unknown
+    remainder_col own_row first_row rows_here tile_pitch load_turned store_turned read_tile write_tile arrivals
+    shared_address start_arrivals wait_arrivals expect_arrival away place copy_bulk bulk_bytes bring bring_end
+    show_copies leave wait_copies_left leave_packed memcpy unknown
     group_bounds matmul_by_group products_by_group add_by_group ends_of_groups order_of_slots places_of_slots
     top_columns take bare rows_at pages_at rows_put take_at kept_by_sum kept_by_count order_of flat_index
     low_word high_word
@@ -143,7 +144,7 @@ INSTEAD = {
 POINTER = "_ptr"
 TENSOR_SUFFIXES = (
     POINTER, "_row", "_vec", "_stride", "_kept", "_pieces", "_ends", "_staged", "_last", "_edge", "_at", "_place",
-    "_first", "_part", "_start", "_read", "_prefetched", "_found", "_count", "_wide", "_cols",
+    "_first", "_part", "_start", "_read", "_prefetched", "_found", "_count", "_wide", "_cols", "_tile",
 )  # fmt: skip
 # values whose names others are called after
 NAMED = (Kind.INPUT, Kind.PRODUCT, Kind.REDUCE, Kind.GROUP, Kind.SCAN, Kind.SELECT)

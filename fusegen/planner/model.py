@@ -47,7 +47,7 @@ from fusegen.planner.parts import (
     counts,
     used_by,
 )
-from fusegen.planner.rows.in_place import by_own_columns, overwritable
+from fusegen.planner.rows.in_place import by_own_columns, overwritable, turned
 from fusegen.planner.tile import (
     LINE_BYTES,
     Keeps,
@@ -359,6 +359,7 @@ class RowPlan(Plan):
             "rows": ("bulk" if self.bulk else "", ""),
             "ring": (self.in_turn.ring if self.in_turn else 0, 0),
             "best": (self.selection.best if self.selection else "", ""),
+            "turned": ("tiles" if self.turned else "", ""),
             "delegates": (self.selection.delegates if self.selection else 1, 1),
         }
         shape = f"{tile.threads}/{tile.threads_per_row} {tile.per_thread}x{tile.vector}"
@@ -410,6 +411,11 @@ class RowPlan(Plan):
     def bulk(self) -> bool:
         """Do rows come to shared memory and leave it by bulk copies?"""
         return any(access.mode == "bulk" for access in self.accesses)
+
+    @property
+    def turned(self) -> frozenset[str]:
+        """The tensors that go through tiles in shared memory, since they lie turned round."""
+        return turned(self.passes)
 
     @property
     def contiguous_rows(self) -> bool:

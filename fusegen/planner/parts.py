@@ -73,6 +73,7 @@ Transport = Literal[  # how elements get from memory to where they are used, or 
     "quads",  # the four lanes that have a row swap pairs of 8 bits, and each stores 8 neighbours
     "tensor",  # boxes of a tensor between memory and shared memory, by one thread and a map
     "rows",  # such a box in shared memory, of which lanes store 16 bytes each of some rows
+    "turned",  # to or from lines of a tensor that lies turned round, by all threads of a block and a tile of its rows
 ]
 
 BOXED: tuple[Transport, ...] = ("tensor", "rows")  # by way of boxes in shared memory

@@ -3,6 +3,8 @@ share a row so that they are filled."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +13,17 @@ import pytest
 
 from fusegen import bf16, chain, dims, f32, i8
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.language.sharing import share_common
 from fusegen.language.spec import Chain
 from fusegen.pipeline import compile_program
 from fusegen.planner import candidates
-from fusegen.planner.model import Layout, RowPlan, Tile
+from fusegen.planner.model import Layout, RowPlan, Source, Tile
 from fusegen.planner.programs import cheapest, step_candidates
 from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.parts import layout_of
 from fusegen.planner.rows.sectors import times_moved
+from fusegen.runtime import Kernel, Program, finding
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation import validate
 from tests.tools import needs_compiler
@@ -59,6 +63,7 @@ def thirds(x: bf16[M, N]) -> bf16[M, N // 4]:
     return x[:, ::4] * 2
 
 
+TILED = (doubled, exponentials, scaled, sums)  # whose rows have one dimension
 TURNED = (doubled, exponentials, scaled, sums, dequantized)
 
 
@@ -72,7 +77,11 @@ def plans(spec: Chain, target: Target = H200, **changes: Any) -> tuple[RowPlan, 
 
 
 def shares(plan: RowPlan, tile: Tile | None = None) -> dict[str, float]:
-    return dict(times_moved(plan.graph, plan.target, plan.layout, plan.row_dims, plan.accesses, tile or plan.tile))
+    return dict(
+        times_moved(
+            plan.graph, plan.target, plan.layout, plan.row_dims, plan.accesses, tile or plan.tile, bool(plan.turned)
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +97,7 @@ def shares(plan: RowPlan, tile: Tile | None = None) -> dict[str, float]:
     ],
 )
 def test_sectors_that_a_warp_touches_by_hand(spec: Chain, tile: Tile, wanted: dict[str, float]) -> None:
-    (plan, *_) = [p for p in plans(spec) if p.tile.vector == tile.vector]
+    (plan, *_) = [p for p in plans(spec) if p.tile.vector == tile.vector and not p.turned]
     assert shares(plan, tile) == wanted
 
 
@@ -103,7 +112,7 @@ def test_what_lies_between_others_that_are_read_too_takes_no_more() -> None:
 
 
 def test_few_rows_end_a_warp() -> None:
-    (plan, *_) = plans(doubled.at(M=3))
+    (plan, *_) = [p for p in plans(doubled.at(M=3)) if not p.turned]
     assert shares(plan, BY_TWO) == {"out": pytest.approx(128 / 96)}  # 48 elements that follow one another
 
 
@@ -124,7 +133,7 @@ def test_what_a_warp_spreads_over_sectors_is_charged() -> None:
 @pytest.mark.parametrize("target", [A100, H200, MI300X], ids=str)
 @pytest.mark.parametrize("spec", TURNED, ids=lambda spec: spec.graph.name)
 def test_what_lies_turned_round_moves_by_whole_sectors(spec: Chain, target: Target) -> None:
-    best, *others = plans(spec, target)
+    best, *others = [p for p in plans(spec, target) if not p.turned]
     (share,) = shares(best).values()
     assert share <= (1 if target.warp == 32 else 2)
     row_bytes = best.tile.threads_per_row * best.tile.vector * max(a.dtype.bytes for a in best.accesses)
@@ -145,11 +154,11 @@ def test_without_known_strides_nothing_changes() -> None:
 @pytest.mark.parametrize("spec", TURNED, ids=lambda spec: spec.graph.name)
 def test_rows_that_share_sectors_are_right(spec: Chain, target: Target) -> None:
     """At small sizes, where others would be chosen: as few threads a row, by ragged numbers of rows."""
-    best, *_ = plans(spec, target)
+    best, *_ = [p for p in plans(spec, target) if not p.turned]
     sizes = {name: size for name, size in {"M": 77, "N": 333, "K": 256}.items() if name in spec.graph.sizes}
     program = cheapest(spec.at(**sizes).graph, target)
     (step,) = program.steps
-    like = [p for p in step_candidates(program, step).plans if isinstance(p, RowPlan)]
+    like = [p for p in step_candidates(program, step).plans if isinstance(p, RowPlan) and not p.turned]
     plan = next(p for p in like if p.tile.threads_per_row == best.tile.threads_per_row and p.tile.col_tiles > 1)
     assert plan.tile.rows_per_block > 1
     made = replace(program, steps=(replace(step, plan=plan),))
@@ -170,3 +179,87 @@ def test_what_is_planned_at_one_row_takes_more_of_them(spec: Chain) -> None:
         given = [x, x.T][: len(spec.graph.inputs)]
         got = kernel(*(values.astype(bf16.numpy) for values in given))
         np.testing.assert_array_equal(got.astype(int), 2 * (x.T if spec is doubled else x))
+
+
+def by_tiles(spec: Chain, target: Target) -> RowPlan:
+    """The best plan at full sizes; that it goes by tiles is tested by itself."""
+    return next(plan for plan in plans(spec, target) if plan.turned)
+
+
+def tiled_kernel(spec: Chain, target: Target, plan: RowPlan, **sizes: int) -> Program:
+    """Of one that is like `plan`, at sizes of which each block has a part, and some blocks less than a tile."""
+    program = cheapest(spec.at(**sizes).graph, target)
+    (step,) = program.steps
+    like = [p for p in step_candidates(program, step).plans if isinstance(p, RowPlan) and p.turned]
+    found = next(p for p in like if p.tile.rows_per_block == plan.tile.rows_per_block and p.tile.col_tiles > 1)
+    made = replace(program, steps=(replace(step, plan=found),))
+    return compile_program(made, on="emulator", validate=False, tuned=False, as_planned=True)
+
+
+@pytest.mark.parametrize("target", [A100, H200], ids=str)
+@pytest.mark.parametrize("spec", TILED, ids=lambda spec: spec.graph.name)
+def test_what_lies_turned_round_goes_by_lines_through_shared_memory(spec: Chain, target: Target) -> None:
+    """A request asks for a sector of a line where threads hold rows; by tiles for two at least, on either side."""
+    best, *_ = plans(spec, target)
+    (tensor,) = best.turned
+    assert shares(best)[tensor] == 1
+    size = next(access.dtype.bytes for access in best.accesses if access.tensor == tensor)
+    assert best.tile.rows_per_block * size >= 64
+    assert best.shared_bytes == -(-best.tile.cols * (best.tile.rows_per_block + 1) * size // 16) * 16
+
+
+@pytest.mark.parametrize("spec", TILED, ids=lambda spec: spec.graph.name)
+def test_threads_find_their_elements_of_a_tile_in_banks_of_their_own(spec: Chain) -> None:
+    """Lanes of a row lie a vector apart, rows side by side; without the one element more they would share banks."""
+    (best, *_) = plans(spec)
+    (size,) = {access.dtype.bytes for access in best.accesses if access.tensor in best.turned}
+
+    def most_in_a_bank(pitch: int) -> int:
+        per_row, vector = best.tile.threads_per_row, best.tile.vector
+        words = {(lane % per_row * vector * pitch + lane // per_row) * size // 4 for lane in range(32)}
+        return max(Counter(word % 32 for word in words).values())
+
+    assert most_in_a_bank(best.tile.rows_per_block + 1) == 1
+    assert most_in_a_bank(best.tile.rows_per_block) > 1
+
+
+@needs_compiler
+@pytest.mark.usefixtures("emulated_only")
+@pytest.mark.parametrize("sizes", [{"M": 77, "N": 336}, {"M": 130, "N": 333}, {"M": 9, "N": 520}], ids=str)
+@pytest.mark.parametrize("target", [H200, MI300X], ids=str)
+@pytest.mark.parametrize("spec", TILED, ids=lambda spec: spec.graph.name)
+def test_tiles_are_right(spec: Chain, target: Target, sizes: dict[str, int]) -> None:
+    validate(tiled_kernel(spec, target, by_tiles(spec, target), **sizes), quick=True).raise_for_error()
+
+
+FAULTS = {  # what a bug of the plan or the template would make of the text
+    "nobody waits for the tile": (r"  __syncthreads\(\);[^\n]*\n", ""),
+    "the tile has another pitch than threads think": (r"tile_pitch = block_rows \+ 1", "tile_pitch = block_rows"),
+    "a row too many": (r"\(row \+ own_row >= rows\)", "(row + own_row > rows)"),
+    "a column too many": (r"v \* step < cols\) to", "v * step <= cols) to"),
+    "rows of the block before": (r"block_rows, rows,", "block_rows - 1, rows,"),
+}
+
+
+@needs_compiler
+@pytest.mark.usefixtures("emulated_only")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_validation_finds_what_is_wrong_with_a_tile(fault: str) -> None:
+    program = cheapest(doubled.at(M=130, N=336).graph, H200)
+    (step,) = program.steps
+    plan = next(
+        p for p in step_candidates(program, step).plans
+        if isinstance(p, RowPlan) and p.turned and p.tile.threads == 512 and p.tile.cols == 64
+    )  # fmt: skip
+    source = render(plan)
+    text = re.sub(*FAULTS[fault], source.text, count=1)
+    assert text != source.text
+    device = finding.find(H200, "emulator")
+
+    def finds_nothing(edited: Source) -> bool:
+        kernel = Kernel(edited, None, device, lambda _: (edited, None))
+        made = Program(replace(program, steps=(replace(step, plan=plan),)), [kernel], device)
+        return validate(made, quick=True).ok
+
+    assert finds_nothing(source)
+    assert not finds_nothing(replace(source, text=text))

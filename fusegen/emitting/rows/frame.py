@@ -183,8 +183,14 @@ class Frame:
         tile = self.plan.tile
         if self.plan.flat or tile.col_tiles == 1:
             return ""
-        cols = self.size("tile_cols", tile.cols, "that a block takes")
-        return f"static_cast<int>({self.tile_number()} % {self.row_blocks}) * {cols} + {scaled('lane', tile.vector)}"
+        return f"{self.first_col_of_block()} + {scaled('lane', tile.vector)}"
+
+    def first_col_of_block(self) -> str:
+        """Empty where a block takes whole rows."""
+        if self.plan.tile.col_tiles == 1:
+            return ""
+        cols = self.size("tile_cols", self.plan.tile.cols, "that a block takes")
+        return f"static_cast<int>({self.tile_number()} % {self.row_blocks}) * {cols}"
 
     def begins_at_column(self) -> bool:
         """Is that the column of all its passes?"""
@@ -269,7 +275,7 @@ class Frame:
         for access in self.plan.accesses:
             if not access.walked or self.plan.flat or self.plan.needs_contiguous_rows(access) or access in ahead:
                 continue
-            if access.led:
+            if access.led or access.tensor in self.plan.turned:
                 continue
             if access.gathered and (access.by_column or access.output):  # once its index is known
                 continue

@@ -14,6 +14,7 @@ from fusegen.emitting.rows.frame import Frame, Part
 from fusegen.emitting.rows.prefetching import Prefetching
 from fusegen.emitting.rows.reducing import Reductions
 from fusegen.emitting.rows.scanning import Scans
+from fusegen.emitting.rows.tiles import Tiles
 from fusegen.emitting.rows.vectors import Vectors, bracketed
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, RowPass, Store
@@ -130,6 +131,7 @@ class SpelledPass:
     # behind the loop
     end: End | None = None
     staged: tuple[str, ...] = ()
+    complete: str = "the row is complete"
     leaves: tuple[str, ...] = ()
     first_results: bool = False
     scan_starts: tuple[str, ...] = ()
@@ -157,6 +159,7 @@ class Passes(Part):
         self.prefetching = Prefetching(frame)
         self.reductions = reductions
         self.elements = elements
+        self.tiles = Tiles(frame)
         self.scans = Scans(frame, vectors)
         self.declared: set[str] = set()
         self.taken: set[str] = set()  # tensors of which a thread has the value that no vector holds
@@ -179,7 +182,7 @@ class Passes(Part):
             parts=tuple(self.reductions.part(r) for r in row_pass.reductions),
             singles=self.remainder_singles(row_pass),
             packed=tuple(self.vectors.packed_calls(row_pass)),
-            before=tuple(self.prefetching.before(row_pass)),
+            before=(*self.prefetching.before(row_pass), *self.tiles.before(row_pass)),
             unroll=UNROLL if whole else f"{UNROLL} 4",
             names_col=self.names_col(row_pass, ahead) or bool(outputs),
             guard=self.frame.guard(),
@@ -204,7 +207,9 @@ class Passes(Part):
             end=self.end_of_array(row_pass) if self.plan.flat and self.frame.whole() else None,
             staged=tuple(
                 self.blocks.store_row_call(s.access) for s in row_pass.stores if s.staged and s.access.mode != "bulk"
-            ),
+            )
+            + tuple(self.tiles.behind(row_pass)),
+            complete="the tile is complete" if self.plan.turned else "the row is complete",
             leaves=tuple(self.bulk.leave_calls(row_pass)),
             first_results=row_pass is self.plan.told_first,
             scan_starts=tuple(self.scans.starts(row_pass)),
@@ -303,6 +308,8 @@ class Passes(Part):
         if self.plan.ring_loads and load.access.strided:
             return self.vectors.ring_at(load.access, "slot")
         inside = bool(row_pass.until) and not ahead  # the pass's own test stands before the load
+        if load.transport == "turned":
+            return self.tiles.load_call(load.access)
         if from_shared:
             return self.vectors.from_shared(load, inside)
         if load.access.mode == "misaligned":
@@ -358,13 +365,18 @@ class Passes(Part):
             Output(
                 type="float" if self.vectors.by_pairs(s) else self.frame.vec_type(s.access),
                 name=f"{s.access.name}_wide[{s.access.vector}]" if self.vectors.by_pairs(s) else f"{s.access.stem}_vec",
-                call=self.blocks.staged_call(s.access) if s.staged else self.vectors.store_of(s),
+                call=self.store(s),
                 masked=self.elements.stored_masked(s),
                 misaligned=s.access.mode == "misaligned" and not s.staged,
             )
             for s in row_pass.stores
             if s.access.mode != "bulk" and not s.access.led  # all that lie in one vector are written with the first
         ]
+
+    def store(self, store: Store) -> str:
+        if store.transport == "turned":
+            return self.tiles.store_call(store.access)
+        return self.blocks.staged_call(store.access) if store.staged else self.vectors.store_of(store)
 
     def end_of_array(self, row_pass: RowPass) -> End:
         """What becomes of the vector that a flat array ends in. It has a branch of its own: where each load had one,

@@ -89,7 +89,7 @@ class Speller:
             "kept_shared": [
                 {"type": t, "name": n, "at": frame.shared_at(n, offset)} for n, t, offset, _ in keeps if plan.in_shared
             ],
-            "staged_shared": [] if plan.bulk else self.blocks.staged_rows(),
+            "staged_shared": [] if plan.bulk else [*self.blocks.staged_rows(), *self.passes.tiles.shared()],
             "bulk_places": self.bulk.bulk_places(),
             "prefetched_shared": Prefetching(frame).prefetched_shared(),
             "contiguous_rows": plan.contiguous_rows,

@@ -27,7 +27,7 @@ from fusegen.planner.rows.bulk import with_places
 from fusegen.planner.rows.duration import Work, estimate
 from fusegen.planner.rows.row_order import order_decisions, ordered
 from fusegen.planner.rows.schedule import ONLINE, Schedule
-from fusegen.planner.rows.sectors import times_moved, turned_along
+from fusegen.planner.rows.sectors import by_tiles, times_moved, turned_along
 from fusegen.planner.tile import in_shared_memory, packed, partial_bytes, prefetched_bytes, scanned_bytes
 from fusegen.targets.base import Target
 
@@ -85,9 +85,10 @@ def row_draft(graph: Graph, target: Target, layout: Layout, vector: int, turned:
 
 def assemble(
     draft: Draft, planned: Schedule, tile: Tile, *, rule: str, regime: str, staging: Staging = "none",
-    again_from_l2: bool = False, choosing: Choosing | None = None,
+    again_from_l2: bool = False, choosing: Choosing | None = None, turned: bool = False,
 ) -> RowPlan:  # fmt: skip
-    """The plan of one tile and staging, costed. `again_from_l2`: a row that is read again is still in the L2 cache."""
+    """The plan of one tile and staging, costed. `again_from_l2`: a row that is read again is still in the L2 cache.
+    `turned`: what lies turned round goes through tiles in shared memory."""
     graph, target = draft.graph, draft.target
     slots = planned.slots if tile.parts_per_row(target.warp) > 1 and (choosing is None or choosing.slots) else 0
     partials = partial_bytes(tile, target.warp, slots, staging == "persistent")
@@ -103,6 +104,8 @@ def assemble(
         passes, shared = with_places(passes, tile, graph.cols, target.warp)
     else:
         passes, shared = written_whole(draft, passes, tile, planned.kept_bytes * kept, room, in_memory, copies)
+    if turned:
+        passes, shared = by_tiles(graph, draft.layout, draft.dims, passes, tile)
     if choosing:
         shared += choosing.shared_bytes
     moved = traffic(graph, passes, again_from_l2, tile.again if staging == "shared" else 0.0)
@@ -121,7 +124,7 @@ def assemble(
         flat=draft.flat,
         bulk=draft.bulk,
         packed=packed(staging, planned.keeps),
-        times_moved=times_moved(graph, target, draft.layout, draft.dims, draft.accesses, tile),
+        times_moved=times_moved(graph, target, draft.layout, draft.dims, draft.accesses, tile, turned),
         blocks=tile.blocks(max(1, graph.rows * (graph.cols if draft.flat else 1))),
     )
     return RowPlan(

@@ -35,6 +35,7 @@ from fusegen.planner.cost import shares_read
 from fusegen.planner.model import Access, Cost, Load, RowPass, Staging, Tile, Traffic
 from fusegen.planner.parts import Scan
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, slots, words_of
+from fusegen.planner.rows.in_place import turned
 from fusegen.planner.tile import in_shared_memory
 from fusegen.planner.time import floor_us, overlapped
 from fusegen.targets.base import Target
@@ -141,6 +142,9 @@ REDUCTION_US = 0.1
 # More for each warp that comes to a reduction's barrier, where no other block hides it: LayerNorm took 5.1 us at
 # 1 x 5120 with 1024 threads, 4.6 with 512 and 4.3 with 256.
 WARP_US = 0.02
+# Until a block's tiles in shared memory are complete: as for a reduction, whose threads wait for one another too. What
+# those tiles cost is not fitted.
+TILE_US = REDUCTION_US
 CLUSTER_US = 1.19  # more for a reduction across a cluster
 GATHERING_US = 0.78  # a cluster starts when all of its blocks find room: so much for each doubling
 # Share of the SMs that clusters fill, whose blocks must lie in one part of the GPU: cuOccupancyMaxActiveClusters of an
@@ -180,6 +184,11 @@ class Work:
     bulk: bool = False  # rows come to shared memory and leave it by bulk copies
     packed: bool = False  # registers hold what was read as it was read
     times_moved: Mapping[str, float] = field(default_factory=dict)  # bytes of the sectors that a tensor takes, for its
+
+    @property
+    def turned(self) -> frozenset[str]:
+        """The tensors that go through tiles in shared memory, since they lie turned round."""
+        return turned(self.passes)
 
     @property
     def whole(self) -> bool:
@@ -364,6 +373,7 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     alone_us += TURN_US * tile.per_thread * sum(bool(row_pass.until) for row_pass in work.passes)
     alone_us += moved.moved / work.blocks / (SM_GBS * 1e3)
     alone_us += reductions * (REDUCTION_US + (CLUSTER_US if tile.cluster > 1 else 0))
+    alone_us += TILE_US * bool(work.turned)
     # its loads are under way while the row before is written; its clusters gather once
     if work.staging != "persistent":
         alone_us += BULK_US if work.bulk else LOAD_US * turns_of_loads(work) ** TURNS_EXPONENT
@@ -415,6 +425,7 @@ def instructions(graph: Graph, work: Work) -> float:
         element += sum(scan_slots(scan) for scan in row_pass.scans)
         if work.in_shared and not work.bulk:
             element += SHARED_ACCESS_SLOTS * share * (len(row_pass.takes) + len(row_pass.keeps))
+    element += 2 * SHARED_ACCESS_SLOTS * len(work.turned)
     if work.bulk:
         element += sum(brought(row_pass, tile, graph.cols) for row_pass in work.passes)
     elif tile.vector == 1:
@@ -557,8 +568,13 @@ def width_share(work: Work, chosen: bool = False) -> float:
     moving = [a for a in work.accesses if a.by_column and len(a.strided) == whole] or list(work.accesses)
     bytes_all = sum(a.dtype.bytes for a in moving)
     by_width = CHOSEN_RATE_SHARE_BY_BYTES if chosen else RATE_SHARE_BY_BYTES
-    shares = [(a.dtype.bytes, by_width[a.vector_bytes] * side_steps(a)) for a in moving]
-    side_by_side = work.tile.threads_per_row * work.tile.vector * max(a.dtype.bytes * a.together for a in moving)
+    shares = [
+        (a.dtype.bytes, by_width[a.vector_bytes] * (1.0 if a.tensor in work.turned else side_steps(a))) for a in moving
+    ]
+    straight = [a for a in moving if a.tensor not in work.turned] or moving
+    side_by_side = work.tile.threads_per_row * work.tile.vector * max(a.dtype.bytes * a.together for a in straight)
+    runs = (work.tile.rows_per_block * a.dtype.bytes for a in moving if a.tensor in work.turned)
+    side_by_side = min(side_by_side, *runs) if work.turned else side_by_side
     misaligned = work.ragged and work.tile.vector > 1 and any(access.output and access.by_column for access in moving)
     more = APART_MISALIGNED_BYTES if misaligned else APART_BYTES
     next_to = (1 + more / WHOLE_BYTES) / (1 + more / side_by_side)

@@ -57,8 +57,18 @@ def by_own_columns(pairs: Pairs, accesses: Iterable[Access], passes: Sequence[Ro
     if any(row_pass.blocks_of for row_pass in passes):  # other threads' columns than those they read
         return frozenset()
     staged = {store.access.tensor for row_pass in passes for store in row_pass.stores if store.staged}
+    staged |= turned(passes)
     own = {name for name, mode in modes.items() if mode in ("vector", "element") and name not in staged}
     return frozenset(pair for pair in pairs if own.issuperset(pair))
+
+
+def turned(passes: Iterable[RowPass]) -> frozenset[str]:
+    """The tensors whose elements other threads bring, or write, than those that make something of them."""
+    found: set[str] = set()
+    for row_pass in passes:
+        found.update(load.access.tensor for load in row_pass.loads if load.transport == "turned")
+        found.update(store.access.tensor for store in row_pass.stores if store.transport == "turned")
+    return frozenset(found)
 
 
 def promising_nothing(params: Iterable[Param], pairs: Pairs) -> tuple[Param, ...]:
