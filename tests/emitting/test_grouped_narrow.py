@@ -16,6 +16,7 @@ from fusegen import ops as F
 from fusegen.language.types import size_of
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout
+from fusegen.planner.programs.lowering import lowered
 from fusegen.runtime import Program
 from fusegen.targets import H200
 from fusegen.validation import validate
@@ -190,3 +191,11 @@ def test_blocks_that_begin_anywhere_are_planned(spec: Chain, rows: int) -> None:
     everything = frozenset(tensor.name for tensor in (*graph.inputs, *graph.outputs))
     for names in ({"x"}, everything):
         assert candidates(graph, H200, Layout(unaligned=frozenset(names))).plans
+
+
+@pytest.mark.parametrize("spec", [grouped.by_rows, grouped.whole, SHIPPED["fp8_gemm"]], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("rows", [1, 2, 33, 77])
+def test_few_rows_that_lie_turned_round_have_a_plan(spec: Chain, rows: int) -> None:
+    """Where w begins anywhere besides, deep tiles of 32 rows have no registers, and one or two rows had no others."""
+    graph = lowered(spec.at(**{next(iter(spec.graph.sizes)): rows}).graph).graph
+    assert candidates(graph, H200, Layout(unaligned=frozenset("w"), transposed=frozenset("xw"))).plans

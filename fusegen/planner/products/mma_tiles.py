@@ -116,7 +116,9 @@ def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
     if drawn.scaled and any(elements(drawn, tile) for tile in small):
         shallow += tuple(replace(tile, warps_down=2 * tile.warps_down) for tile in small)
     for tile in (*map(drawn.deep, usual), *shallow):
-        if tile.rows <= 32 or tile.rows < 2 * drawn.rows:
+        # of few rows too, where deep tiles of 32 have no registers
+        bytewise = tile in shallow and elements(drawn, tile)
+        if tile.rows <= 32 or tile.rows < 2 * drawn.rows or bytewise:
             for cluster in CLUSTERS:
                 split = replace(tile, cluster=cluster)
                 if cluster == 1 or (cluster <= drawn.target.max_cluster and idle(drawn, split)):
