@@ -543,7 +543,7 @@ def test_what_it_noted_goes_with_the_shortcut(reader: Reader, driver: Driver) ->
     before, objects = references(*kept), len(gc.get_objects())
     work()
     assert references(*kept) == before
-    assert abs(len(gc.get_objects()) - objects) < 50
+    assert len(gc.get_objects()) - objects < 50  # fewer, where what other tests left has gone meanwhile
 
 
 # ---------------------------------------------------------------- what it keeps
@@ -572,7 +572,7 @@ def test_no_call_leaves_a_reference_behind(module: Any, driver: Driver) -> None:
     before, objects = references(*kept), len(gc.get_objects())
     work()
     assert references(*kept) == before
-    assert abs(len(gc.get_objects()) - objects) < 50
+    assert len(gc.get_objects()) - objects < 50  # fewer, where what other tests left has gone meanwhile
 
 
 def test_a_cycle_through_what_it_hands_on_to_is_collected(module: Any, driver: Driver) -> None:
