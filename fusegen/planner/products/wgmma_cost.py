@@ -65,7 +65,7 @@ HOT_COOPERATIVE_FACTOR = 1.04  # and there larger tiles, cooperative take more o
 SCALED_FACTOR = 1.02
 PREPARED_US = 0.30  # a slice of one that is scaled by a vector of its type
 COMPUTED_US, SLOT_US = 0.34, 0.04  # of others, and for each issue slot of an element
-# ---- right factors of codes: of 22 candidates of 4 and 8 bits, 32 to 1024 rows of 8192 x 8192, on one H200, which they
+# ---- right factors of codes: of candidates of 4 and 8 bits, 32 to 1024 rows of 8192 x 8192, on one H200, which they
 # meet within 12 % from 128 rows on; of fewer rows they say up to a quarter too much. Of 1030 us at 4096 rows 768 were
 # left where nothing was widened; with all three warps at each slice they took 999, and 64 rows 62 in place of 53. Seven
 # warps in place of three took 48 us of 32 rows in place of 52, and have no registers for tiles of 256 x 128.

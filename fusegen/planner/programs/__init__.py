@@ -112,9 +112,14 @@ def cheapest(graph: Graph, target: Target, *limits: float) -> ProgramPlan:
 
 def fills_part(plan: Plan) -> bool:
     """Has a launch at the graph's sizes fewer blocks than the GPU has places?"""
+    return blocks_of(plan) < plan.target.sms * plan.cost.blocks_per_sm
+
+
+def blocks_of(plan: Plan) -> int:
+    """Of a launch at the graph's sizes."""
     graph = plan.graph
-    extents = [math.prod(size_of(graph.shape[axis], graph.sizes) for axis in dim.axes) for dim in plan.row_dims]
-    return plan.blocks(*extents) < plan.target.sms * plan.cost.blocks_per_sm
+    extents = (math.prod(size_of(graph.shape[axis], graph.sizes) for axis in dim.axes) for dim in plan.row_dims)
+    return plan.blocks(*extents)
 
 
 def by_parts(found: Candidates, below_us: float) -> ProgramPlan | None:

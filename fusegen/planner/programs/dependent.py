@@ -20,13 +20,12 @@ lets the next kernel begin; 32768 of 256 took 55.6 and 55.1 (H200, medians of 15
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from fusegen.language.types import size_of
 from fusegen.planner.launching import launched
 from fusegen.planner.model import Dependent, Plan
+from fusegen.planner.programs import blocks_of
 from fusegen.planner.programs.model import ProgramPlan, Step
 
 SIGNAL_US = 1.26e-3  # for each block that lets the next kernel begin: 82.5 us of 65536
@@ -41,9 +40,8 @@ def dependent(program: ProgramPlan) -> ProgramPlan:
     found: list[Step] = []
     for place, steps in enumerate(program.launches):
         for step in steps:
-            how = Dependent(
-                place > 0, place < last and in_time(step.plan), unwritten(step, written) if place else frozenset()
-            )
+            triggers = place < last and in_time(step.plan)
+            how = Dependent(place > 0, triggers, unwritten(step, written) if place else frozenset())
             found.append(replace(step, plan=launched(step.plan, how)))
         written |= in_memory(program.written(place), program.graph.updates)
     return replace(program, steps=tuple(found))
@@ -51,8 +49,7 @@ def dependent(program: ProgramPlan) -> ProgramPlan:
 
 def in_time(plan: Plan) -> bool:
     """Have all blocks said that the next kernel may begin before the last one ends?"""
-    extents = (math.prod(size_of(plan.graph.shape[a], plan.graph.sizes) for a in dim.axes) for dim in plan.row_dims)
-    return SIGNAL_US * plan.blocks(*extents) < plan.cost.time_us
+    return SIGNAL_US * blocks_of(plan) < plan.cost.time_us
 
 
 def unwritten(step: Step, written: set[str]) -> frozenset[str]:
