@@ -25,8 +25,10 @@ from fusegen.language.nodes import Op as Op
 from fusegen.language.nodes import Operator as Operator
 from fusegen.language.nodes import Tensor as Tensor
 from fusegen.language.nodes import behind as behind
+from fusegen.language.nodes import by_reach, repeated_in
 from fusegen.language.nodes import op_named as op_named
 from fusegen.language.nodes import plain as plain
+from fusegen.language.nodes import shown_by as shown_by
 from fusegen.language.nodes import whole_rows as whole_rows
 from fusegen.language.sizes import Expr, at_text, dims_in
 from fusegen.language.sizes import broadcast as broadcast
@@ -189,6 +191,11 @@ class Graph:
         return frozenset(found)
 
     @cached_property
+    def repeated(self) -> Mapping[Node, int]:
+        """The operands that have one value for so many neighbours of a row, and are read in no other way."""
+        return {} if self.products else repeated_in(self.nodes, {t.node for t in self.outputs})
+
+    @cached_property
     def deals(self) -> tuple[Node, ...]:
         """What is reduced over columns that are dealt to parts."""
         return tuple(n for n in self.nodes if n.op.kind is Kind.DEAL)
@@ -205,10 +212,10 @@ class Graph:
 
     @cached_property
     def iterated(self) -> tuple[Tensor, ...]:
-        """The tensors that the passes over rows and columns read or write: all but those behind the selection, those of
-        a row's groups, those of parts of the rows, those of spaces of their own, and those in rows at an index."""
-        apart = self.picked.union(self.grouped, self.inner, self.tables, self.written_at, self.parts, self.orders)
-        return tuple(t for t in (*self.inputs, *self.outputs) if t.node not in apart)
+        """The tensors that the passes over rows and columns read or write: none of those behind a selection, of a row's
+        groups or shared by neighbours in it, of parts of the rows, of spaces of their own, in rows at an index."""
+        apart = {*self.picked, *self.grouped, *self.inner, *self.tables, *self.written_at, *self.parts, *self.orders}
+        return tuple(t for t in (*self.inputs, *self.outputs) if t.node not in apart and t.node not in self.repeated)
 
     @cached_property
     def iterated_shapes(self) -> tuple[Shape, ...]:
@@ -218,7 +225,8 @@ class Graph:
         nodes += tuple(n.inputs[-1] for n in self.scatters)
         if self.tables:
             nodes += tuple(n for n in self.gathers if n.inputs[0] in self.tables and n not in self.inner)
-        return (*(n.shape for n in nodes), *(t.shape for t in self.iterated))
+        shapes = (n.shape for n in (*nodes, *(self.users[n][0] for n in self.repeated)))
+        return (*shapes, *(t.shape for t in self.iterated))
 
     @cached_property
     def selections(self) -> tuple[Node, ...]:
@@ -377,7 +385,7 @@ class Graph:
         sizes.update(n.any_ends.shape[0] for n in self.products if n.any_ends)
         sizes.update(n.inputs[0].shape[-2] for n in self.gathers if n.op.name == "paged_rows")
         sizes.update(n.inputs[0].shape[-1] for n in reductions if not n.over)
-        sizes.update(n.shape[-1] for n in (*self.selections, *self.scans, *self.grouped))
+        sizes.update(n.shape[-1] for n in (*self.selections, *self.scans, *self.grouped, *self.repeated))
         return frozenset(sizes) | frozenset(dims_in(tuple(sizes)))
 
     @cached_property
@@ -395,7 +403,10 @@ class Graph:
         return Extent.ELEMENT if self.lies_along(tensor) else Extent.ROW
 
     def lies_along(self, tensor: Tensor) -> bool:
-        """Has an operand an element for each of a row? What rows are found by has one a row, though they be of one."""
+        """Has an operand an element for each of a row, if only the same one for neighbours? What rows are found by has
+        one a row, though they be of one."""
+        if tensor.node in self.repeated:
+            return True
         return tensor.shape[-1] == self.shape[-1] and not (tensor.shape[-1] == 1 and tensor.node in self.index_operands)
 
     @cached_property
@@ -507,10 +518,6 @@ class Graph:
         return (node for node in self.nodes if node in wanted)
 
 
-def by_reach(extent: Extent) -> int:
-    return extent.value
-
-
 def factor_kind(node: Node, storage: Mapping[Node, DType]) -> DType:
     """The type of one factor: of an operand its own, of a cast what it casts to, of another value that of what it is
     made from in its whole shape: scales and gains of another type do not change it. What is scattered is of its
@@ -529,13 +536,6 @@ def factor_kind(node: Node, storage: Mapping[Node, DType]) -> DType:
 def overflows(node: Node) -> bool:
     """Has a value the infinities of its 8 bits, where it has any?"""
     return shown_by(node).op.name in OVERFLOWS
-
-
-def shown_by(node: Node) -> Node:
-    """What a view, or a view of a view, shows; else the value itself."""
-    while node.op.kind is Kind.VIEW:
-        (node,) = node.inputs
-    return node
 
 
 def has_type(node: Node) -> bool:

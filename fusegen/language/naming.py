@@ -35,6 +35,7 @@ FRAME = (
     staged_stride kept_step col v j base live start shift part partial shared warp threadIdx
     blockIdx blockDim gridDim warpSize Vec MaxSum Welford INFINITY NAN round_f16 round_bf16 larger smaller load store
     load_apart store_apart load_each load_each_within store_each store_within store_each_within row_sum row_max row_min
+    load_for_all load_by_groups
     row_max_sum row_welford partner exponential power_of_2 reciprocal log_2 element values at np math ml_dtypes bfloat16
     erf n i abs min max exp log sqrt tanh pow rsqrt inside cols load_evict_first load_where load_evict_first_where words
     copy_async commit_copies wait_copies joined

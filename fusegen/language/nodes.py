@@ -272,3 +272,23 @@ def behind(nodes: Iterable[Node], until: Node | None = None) -> tuple[Node, ...]
                 seen.setdefault(current)
                 stack.pop()
     return tuple(seen)
+
+
+def by_reach(extent: Extent) -> int:
+    return extent.value
+
+
+def shown_by(node: Node) -> Node:
+    """What a view, or a view of a view, shows; else the value itself."""
+    while node.op.kind is Kind.VIEW:
+        (node,) = node.inputs
+    return node
+
+
+def repeated_in(nodes: Iterable[Node], outputs: set[Node]) -> dict[Node, int]:
+    """The operands that nothing but `spread` reads, as of what has a value a channel where rows have many places of
+    each; and how many places of a row have each value."""
+    listed = tuple(nodes)
+    apart = outputs.union(a for n in listed if n.op.name != "spread" for a in n.inputs)
+    groups = {n.inputs[0]: n.group for n in listed if n.op.name == "spread"}
+    return {n: group for n, group in groups.items() if n.op.kind is Kind.INPUT and n not in apart}

@@ -214,7 +214,7 @@ def count_bytes(graph: Graph, node: Node, per_element: bool) -> int:
 
 def group_of(graph: Graph) -> int:
     """Columns of a group that rows are reduced by; 1 without groups."""
-    return max((node.group for node in graph.nodes), default=1) or 1
+    return max((node.group for node in graph.grouped), default=1) or 1
 
 
 def limit_decisions(graph: Graph, names: Mapping[Node, str]) -> Iterator[Decision]:

@@ -138,12 +138,15 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
             by_column = by_column and (not output or tensor.shape[-1] == graph.shape[-1])
         group = graph.cols // size_of(tensor.shape[-1], graph.sizes) if tensor.node in graph.grouped else 0
         by_column = by_column and not group
+        repeated = graph.repeated.get(tensor.node, 0)
         mode = "element" if picked else access_mode(graph, layout, tensor, strided, by_column, vector)
         if output and gathered and mode == "misaligned":  # blocks of a row may hold elements of others, that stay
             mode = "element"
         woven = interleaved_with(graph, layout, tensor)
         if woven:
             mode = "vector"
+        if repeated:
+            mode = "element"
         together = vector * (woven.count if woven else 1)
         width = tensor.dtype.bytes if mode == "element" else min(VECTOR_BYTES, together * tensor.dtype.bytes)
         found.append(
@@ -165,8 +168,8 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
                     and vector * tensor.dtype.bytes == VECTOR_BYTES
                     and not woven
                 ),
-                apart=(by_column or group > 0) and tensor.name in layout.apart,
-                group=group,
+                apart=repeated > 0 or ((by_column or group > 0) and tensor.name in layout.apart),
+                group=group or repeated,
                 gathered=gathered,
                 anywhere=tensor.node in anywhere,
                 interleaved=woven,

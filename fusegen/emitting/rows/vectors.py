@@ -116,6 +116,8 @@ class Vectors(Part):
     def load_call(self, access: Access, sure: bool = False, col: str = "col") -> str:
         row, width = self.frame.pointer(access), access.vector
         ragged = self.plan.tail == "element" and not self.plan.flat and not sure
+        if access.group:
+            return self.load_of_groups(access)
         if access.apart:
             return self.load_apart(access, ragged)
         if access.interleaved:
@@ -136,6 +138,16 @@ class Vectors(Part):
         name = "load_each" if access.mode == "element" else "load"
         self.words.functions.add(name)
         return f"{name}<{width}>({row} + {col})"
+
+    def load_of_groups(self, access: Access) -> str:
+        """A vector's elements of what has one value for each group of neighbours: one, where it lies in one group."""
+        row, width = self.frame.pointer(access), access.vector
+        if access.group % width == 0:
+            self.words.functions.add("load_for_all")
+            return f"load_for_all<{width}>({row} + {self.frame.group_place(access)})"
+        self.words.functions.add("load_by_groups")
+        each = self.frame.size(f"{access.name}_cols", access.group, "of a value")
+        return f"load_by_groups<{width}, {each}>({row}, {element_stride_name(access)}, col)"
 
     def load_apart(self, access: Access, ragged: bool = False) -> str:
         """Elements that are a stride apart."""

@@ -9,17 +9,25 @@ of products hold groups of a product's rows. But what has the shape [.., G, K] i
 another shape becomes a view behind them.
 
 Of chains that reduce groups alone nothing changes: there a group is a row, as short as it is.
+
+What is normalized together may have channels, each with a scale and a shift of its own, as GroupNorm's groups do:
+
+    r = x as [B, G, C * S];  m = sum(r) [B, G, 1];  y = (x as [B, G, C, S] - m[.., None]) * gamma [G, C, 1]
+                                                    y = (r - m) * spread(gamma [G, C])    # of rows, which are read once
+
+There operands have one value for each group of a row, and groups are as long as they are: nothing is reduced by them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fusegen.language.graph import Graph, Kind, Node, once_per_graph
 from fusegen.language.ordering import with_nodes
-from fusegen.language.sizes import Size, size_of
+from fusegen.language.sizes import Shape, Size, size_of
 from fusegen.language.trace import OPS
-from fusegen.language.views import View
+from fusegen.language.views import View, product
 
 REDUCED = ("sum", "max", "min")
 
@@ -34,18 +42,53 @@ def groups_in_rows(graph: Graph) -> Graph:
     whole rows, or where a row does not hold them."""
     splits = {split_of(node) for node in graph.nodes} - {None}
     if len(splits) != 1:
-        return graph
+        return channels_in_rows(graph)
     ((whole, count, size),) = splits  # type: ignore[misc]
     rows = [n.inputs[0].shape[-1:] == (whole,) for n in graph.reductions if not n.over]
     grouped = [n.inputs[0].shape[-2:] == (count, size) for n in graph.reductions if not n.over]
     apart = (*graph.selections, *graph.scans, *graph.gathers, *(n for n in graph.reductions if n.over))
     held = groups_of_products(graph) if graph.products else any(rows)
     if not held or not any(grouped) or apart:
-        return graph
+        return channels_in_rows(graph)
+    of_rows = (n for n in graph.nodes if (of := split_of(n)) and of[1:] == (count, size))
+    split = {n: View.identity(n.inputs[0].shape) for n in of_rows}
     try:
-        return Rows(graph, count, size).result()
+        return Rows(graph, split, (count, size)).result()
     except (Otherwise, ValueError):
         return graph
+
+
+def channels_in_rows(graph: Graph) -> Graph:
+    """The graph whose values by channels are parts of the rows that are reduced; the graph as it is where it reduces
+    none, or has no view of the same array with more axes."""
+    apart = (*graph.products, *graph.selections, *graph.scans, *graph.gathers, *graph.scatters)
+    rows = [n.inputs[0] for n in graph.reductions]
+    if not rows or apart or any(n.over for n in graph.reductions) or len({r.shape for r in rows}) != 1:
+        return graph
+    whole = [n for n in graph.nodes if n.view is not None and n.shape == rows[0].shape]
+    split: dict[Node, View] = {}
+    for node in graph.nodes:
+        same = (w for w in whole if w.inputs == node.inputs and splits_last(w, node))
+        if (row := next(same, None)) is not None and row.view is not None:
+            split[node] = row.view
+    tails = {node.shape[len(rows[0].shape) - 1 :] for node in split}
+    if len(tails) != 1:
+        return graph
+    try:
+        return Rows(graph, split, *tails).result()
+    except (Otherwise, ValueError):
+        return graph
+
+
+def splits_last(whole: Node, node: Node) -> bool:
+    """Does a view show the same as `whole`, with the last axis in several?"""
+    lead = len(whole.shape) - 1
+    if node.view is None or len(node.shape) < lead + 2:
+        return False
+    try:
+        return node.view.merged(lead, len(node.shape) - lead) == whole.view
+    except ValueError:
+        return False
 
 
 def groups_of_products(graph: Graph) -> bool:
@@ -70,14 +113,18 @@ def split_of(node: Node) -> tuple[Size, Size, Size] | None:
 
 
 class Rows:
-    """The nodes of the new graph while they are made: each value as it is, and those of groups as a row holds them."""
+    """The nodes of the new graph while they are made: each value as it is, and those of groups as a row holds them.
+    `split`: the views that show groups, each with the view of its argument that shows rows. `tail`: the last axes of
+    groups, of which the first counts them."""
 
-    def __init__(self, graph: Graph, count: Size, size: Size) -> None:
+    def __init__(self, graph: Graph, split: Mapping[Node, View], tail: Shape) -> None:
         self.graph = graph
-        self.count = count
-        self.size = size
-        self.group = size_of(size, graph.sizes)
-        self.split = {n for n in graph.nodes if (found := split_of(n)) and found[1:] == (count, size)}
+        self.tail = tail
+        self.narrow: Shape = (tail[0], *(1,) * (len(tail) - 1))
+        self.count = tail[0]
+        self.size = product(tail[1:])
+        self.group = size_of(self.size, graph.sizes)
+        self.split = split
         self.inside = self.find_inside()
         self.held: dict[Node, Node] = {}  # of what is inside: by rows [.., N], or by groups [.., G]
         self.made: dict[Node, Node] = {}
@@ -86,7 +133,7 @@ class Rows:
         """The views that show groups, and what is computed from them in the shape of groups."""
         found = set(self.split)
         for node in self.graph.nodes:
-            of_groups = node.shape[-2:] in ((self.count, self.size), (self.count, 1))
+            of_groups = node.shape[-len(self.tail) :] in (self.tail, self.narrow)
             computed = node.op.kind is Kind.MAP or (node.op.kind is Kind.REDUCE and not node.over)
             if of_groups and computed and any(a in found for a in node.inputs):
                 found.add(node)
@@ -108,12 +155,12 @@ class Rows:
 
     def in_row(self, node: Node) -> Node:
         if node in self.split:
-            return self.made[node.inputs[0]]
-        wide = node.shape[-1] == self.size
-        leading = node.shape[:-2]
+            return self.seen(self.made[node.inputs[0]], self.split[node], node)
+        wide = node.shape[-len(self.tail) :] == self.tail
+        leading = node.shape[: -len(self.tail)]
         if node.op.kind is Kind.REDUCE:
             (source,) = node.inputs
-            if source not in self.inside or source.shape[-2:] != (self.count, self.size):
+            if source not in self.inside or source.shape[-2:] != self.tail:
                 raise Otherwise
             text = f"{{0}}.reshape(*{{0}}.shape[:-1], -1, {self.group}).{node.op.name}(-1{self.sum_type(node)})"
             op = OPS[f"group_{node.op.name}"]
@@ -134,20 +181,26 @@ class Rows:
         if node not in self.inside:
             return self.operand(node, wide)
         held = self.held[node]
-        if wide and node.shape[-1] == 1:
-            text = f"np.repeat({{0}}, {self.group}, axis=-1)"
-            shape = (*node.shape[:-2], self.count * self.size)
-            return Node(
-                OPS["spread"], (held,), shape, node.dtype, node.operator, group=self.group, text=text
-            )  # fmt: skip
-        return held
+        return self.spread(held, node) if wide and node.shape[-len(self.tail) :] == self.narrow else held
+
+    def spread(self, held: Node, of: Node) -> Node:
+        """Each group's value at all of its places."""
+        text = f"np.repeat({{0}}, {self.group}, axis=-1)"
+        shape = (*held.shape[:-1], self.count * self.size)
+        return Node(OPS["spread"], (held,), shape, held.dtype, of.operator, group=self.group, text=text)
 
     def operand(self, node: Node, wide: bool) -> Node:
-        """What is not made of groups: an array in their shape, as rows."""
-        if not wide or node.shape[-2:] != (self.count, self.size):
+        """What is not made of groups: an array in their shape, as rows; one value a row; or one a group, as that of a
+        channel is, at all places of it."""
+        own = node.shape[-len(self.tail) :]
+        whole = View.identity(node.shape)
+        if own == (1,) * len(self.tail):
+            return self.seen(self.made[node], whole.sliced((..., *(0,) * (len(own) - 1))), node)
+        if not wide or own not in (self.tail, self.narrow) or (own == self.narrow and self.graph.products):
             raise Otherwise
-        view = View.identity(node.shape).merged(len(node.shape) - 2, 2)
-        return Node(OPS["view"], (self.made[node],), view.shape, node.dtype, node.operator, view=view)
+        if own == self.tail:
+            return self.seen(self.made[node], whole.merged(len(node.shape) - len(own), len(own)), node)
+        return self.spread(self.seen(self.made[node], whole.sliced((..., *(0,) * (len(own) - 1))), node), node)
 
     # ---------------------------------------------------------------- as it is
 
@@ -168,9 +221,9 @@ class Rows:
     def unheld(self, node: Node) -> View:
         """The view that shows what a row holds in the shape of groups."""
         held = self.held[node].shape
-        if node.shape[-1] == self.size:
-            return View.identity(held).split(len(held) - 1, (self.count, self.size))
-        return View.identity(held).sliced((..., None))
+        if node.shape[-len(self.tail) :] == self.tail:
+            return View.identity(held).split(len(held) - 1, self.tail)
+        return View.identity(held).sliced((..., *(None,) * (len(self.tail) - 1)))
 
     def seen(self, held: Node, view: View, of: Node) -> Node:
         if view.is_identity:

@@ -34,6 +34,7 @@ from fusegen.planner.programs.grouping import groups_in_rows
 from fusegen.planner.programs.pages import Paged, paged_in
 from fusegen.planner.programs.seen import (
     across,
+    along_row,
     before,
     behind_rows,
     lies_across,
@@ -45,6 +46,7 @@ from fusegen.planner.programs.seen import (
     plus,
     side,
     size_name,
+    spread_over,
     times,
     turned_round,
     within,
@@ -314,8 +316,9 @@ class Lowering:
     def of_groups(self, node: Node, view: View) -> Node:
         """A reduction of groups of a row, or a group's value at its places: seen as a whole."""
         self.need_whole(node, view, "is reduced by groups of a row")
-        argument = self.row(source := node.inputs[0], View.identity(source.shape), source.shape)
-        return replace(node, inputs=(argument,), shape=(*argument.shape[:-1], node.shape[-1]))
+        whole, spread = View.identity((source := node.inputs[0]).shape), node.op.kind is Kind.SPREAD
+        argument = self.row(source, whole, source.shape[-1:] if spread else source.shape)
+        return spread_over(node, argument) if spread else along_row(node, argument)
 
     def composed(self, view: View, other: View, node: Node) -> View:
         try:

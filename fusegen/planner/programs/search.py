@@ -163,10 +163,12 @@ class Search:
         cuts = self.considered()
         return Outcome(tuple(self.order[node] for node in nodes), whys, cuts, states=len(self.looked_at))
 
-    def may_undercut(self) -> bool:
-        """Several kernels instead of one: where a factor is computed, or where tiles have to hold whole groups."""
+    def may_undercut(self, one: Found) -> bool:
+        """Several kernels instead of one: where a factor is computed, where tiles have to hold whole groups, or where a
+        row has channels, and is as long as they make it."""
         computed = any(not plain(factor) for product in self.graph.products for factor in product.inputs)
-        return computed or groups_of_products(self.graph)
+        channels = any(own.graph.repeated for kernel in one.kernels for own, _ in kernel.plans)
+        return computed or channels or groups_of_products(self.graph)
 
     def run(self, below_us: float = math.inf, most_states: int = MOST_STATES, views: bool = False) -> Found | None:
         """The cheapest state whose kernels can all be planned; None where there is none below that time.
@@ -177,7 +179,7 @@ class Search:
         first = self.look(frozenset())
         if first.whole and first.time_us < below_us:
             long = any(is_wasteful(plan) for kernel in first.kernels for _, plan in kernel.plans)
-            if self.dealt or not (long or self.may_undercut()):
+            if self.dealt or not (long or self.may_undercut(first)):
                 return first  # one kernel, as of a chain without views (`program_instead`)
             few = LONG_STATES if long else FEW_STATES
             return self.run_on(first, self.worth(first) * first.time_us, few, views) or first

@@ -5,13 +5,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
-from fusegen.language.graph import Graph, Kind, Node, Operator
+from fusegen.language.graph import Graph, Kind, Node, Operator, behind
 from fusegen.language.sizes import Expr, Shape, Size, broadcast, size_of, without_number
 from fusegen.language.trace import OPS
 from fusegen.language.types import i32
 from fusegen.language.views import View, made
+
+
+def along_row(node: Node, argument: Node) -> Node:
+    """A reduction of groups of a row, or a group's value at its places, of an argument with other leading axes."""
+    return replace(node, inputs=(argument,), shape=(*argument.shape[:-1], node.shape[-1]))
+
+
+def spread_over(node: Node, argument: Node) -> Node:
+    """A group's value at its places: what is computed of operands alone is so of their values at these places."""
+    if argument.op.kind is not Kind.MAP or any(n.op.kind is Kind.GROUP for n in behind((argument,))):
+        return along_row(node, argument)
+    own, groups = replace(node, operator=argument.operator), argument.shape[-1:]
+    inputs = tuple(spread_over(own, a) if a.shape[-1:] == groups else a for a in argument.inputs)
+    return replace(argument, inputs=inputs, shape=(*argument.shape[:-1], node.shape[-1]))
 
 
 def turned(argument: Node, outer: Node, back: View, shape: Shape) -> Node:

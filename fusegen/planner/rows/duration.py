@@ -268,7 +268,7 @@ def read_words(load: Load, work: Work) -> float:
     """Registers that one element of a pass's operand waits in; a warp of its own is asked for nothing between two
     passes, and its bf16 are made f32 as soon as they are there."""
     access = load.access
-    if not access.by_column:
+    if not access.by_column or access.group:
         return 0.0
     if access.dtype is bf16 and load.when != "keep" and work.tile.row_threads <= WARP:
         return 1.0
@@ -397,8 +397,8 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
 
 def shared_by_rows(work: Work, cols: int) -> float:
     """Bytes of the vectors that every row shares, as far as a block reads them."""
-    vectors = (access for access in work.accesses if access.by_column and not access.strided and not access.output)
-    return sum(access.dtype.bytes for access in vectors) * cols / work.tile.cluster
+    vectors = (a for a in work.accesses if a.by_column and not (a.strided or a.output or a.group))
+    return sum(a.dtype.bytes for a in vectors) * cols / work.tile.cluster
 
 
 def from_memory(load: Load) -> bool:
@@ -564,8 +564,9 @@ def width_share(work: Work, chosen: bool = False) -> float:
     thread whose vector takes two instructions leaves every other 16 bytes to the second."""
     if work.bulk:
         return 1.0
-    whole = max(len(a.strided) for a in work.accesses)  # what rows share comes from a cache
-    moving = [a for a in work.accesses if a.by_column and len(a.strided) == whole] or list(work.accesses)
+    whole = max(len(a.strided) for a in work.accesses)  # what rows or neighbours share comes from a cache
+    moving = [a for a in work.accesses if a.by_column and len(a.strided) == whole and not a.group]
+    moving = moving or list(work.accesses)
     bytes_all = sum(a.dtype.bytes for a in moving)
     by_width = CHOSEN_RATE_SHARE_BY_BYTES if chosen else RATE_SHARE_BY_BYTES
     shares = [

@@ -72,7 +72,7 @@ def row_parts(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]
     need_no_product(graph, "row_parts")
     need_no_selection(graph)
     need_countable(graph.cols)
-    if graph.scans or graph.grouped or graph.gathers or any(node.over for node in graph.reductions):
+    if graph.scans or graph.grouped or graph.repeated or graph.gathers or any(node.over for node in graph.reductions):
         raise NoMatch("row_parts takes rows in turn, without running sums, groups, gathers or other sums of columns")
     count = graph.parts[0].count
     found = False

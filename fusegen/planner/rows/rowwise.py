@@ -84,7 +84,10 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     if graph.scans:
         yield from scanning(graph, target, layout)
         return
-    for vector in group_widths(graph, target, vector_widths(graph, layout)):
+    widths = vector_widths(graph, layout)
+    if graph.repeated:  # of vectors that lie across two rows no element has one value
+        widths = tuple(width for width in widths if graph.cols % width == 0)
+    for vector in group_widths(graph, target, widths):
         draft = row_draft(graph, target, layout, vector)
         again = read_again(draft)
         values = schedule(graph, draft.accesses, "values", by_vectors=True)
@@ -108,14 +111,14 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
                 yield from in_persistent_blocks(draft, inputs, tile)
                 if streams:
                     yield candidate(again, nothing, tile, "stream")
-    if not graph.grouped:
+    if not graph.grouped and not graph.repeated:
         yield from by_bulk_copies(graph, target, layout)
 
 
 def group_widths(graph: Graph, target: Target, widths: tuple[int, ...]) -> tuple[int, ...]:
     """The vector widths by which a group of the row is a power of two of neighbouring lanes, from the widest down to 2:
     of short rows more threads then have a part. All that there are without groups."""
-    sizes = {node.group for node in graph.nodes if node.group}
+    sizes = {node.group for node in graph.nodes if node in graph.grouped and node.group}
     if not sizes:
         return widths
     (size,) = sizes
@@ -131,7 +134,7 @@ def group_widths(graph: Graph, target: Target, widths: tuple[int, ...]) -> tuple
 
 def group_lanes(graph: Graph, vector: int) -> int:
     """Neighbouring threads that have a group of the row together; 1 without groups."""
-    return max((node.group // vector for node in graph.nodes if node.group), default=1)
+    return max((node.group // vector for node in graph.nodes if node in graph.grouped and node.group), default=1)
 
 
 def scanning(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:

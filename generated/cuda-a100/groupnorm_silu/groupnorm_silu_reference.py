@@ -1,6 +1,6 @@
 """groupnorm_silu: what the kernel must compute, in float64.
 
-silu(GroupNorm(x)) of 32 groups of C channels, as a program: statistics of groups, then their elements.
+silu(GroupNorm(x)) of 32 groups of C channels: what is normalized together is one row, which is read once.
 
 Operands, with leading axes of any size:
     x: bf16[B, 32 * C, S]
