@@ -81,15 +81,19 @@ __device__ __forceinline__ int within_keys(long long key) {
 // 8 elements, Width with each load; zeros where `count` is 0
 template <int Width, typename T>
 __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
-  Vec<T, 8> v = {};
-  if (count == 0) return v;
-  #pragma unroll
-  for (int j = 0; j < 8; j += Width) {
-    const Vec<T, Width> part = load<Width>(from + j);
+  // as one vector of words: halves that a test parts from their load are waited for before the next one
+  typedef unsigned Words __attribute__((ext_vector_type(4)));
+  Words words = {};
+  if (count != 0) {
+    constexpr int step = Width * 4 / 8;
     #pragma unroll
-    for (int i = 0; i < Width; ++i) v.at[j + i] = part.at[i];
+    for (int j = 0; j < 4; j += step) {
+      const Vec<unsigned, step> part = load<step>(reinterpret_cast<const unsigned*>(from) + j);
+      #pragma unroll
+      for (int i = 0; i < step; ++i) words[j + i] = part.at[i];
+    }
   }
-  return v;
+  return __builtin_bit_cast(Vec<T, 8>, words);
 }
 
 // v of the thread whose lane differs in the bits of step

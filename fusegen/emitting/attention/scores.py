@@ -15,6 +15,7 @@ from fusegen.planner.model import Access
 from fusegen.planner.pieces import stride_name
 
 LOG2E = "1.44269504f"
+WORD_BYTES = 4
 
 
 class ScoresSpeller(ScoresWords):
@@ -100,6 +101,15 @@ class ScoresSpeller(ScoresWords):
         """How many 16 bytes a line has: by name where they are many."""
         count = m.padded // CHUNK
         return f"{m.name}_chunks" if count > FEW_KEYS else str(count)
+
+    @property
+    def chunk_words(self) -> int:
+        """The 32-bit words of 16 bytes, where these are loaded as such: where the compiler would take a tested vector
+        of halves apart, and every operand allows words. Else 0."""
+        plan = self.plan
+        brought = [m for m in (plan.query, plan.key, getattr(plan, "value", None)) if m is not None and not m.copied]
+        whole = all(m.width * plan.dtype.bytes >= WORD_BYTES for m in brought)
+        return CHUNK * plan.dtype.bytes // WORD_BYTES if whole and self.spelling.tested_loads_wait else 0
 
     def page_of(self, m: Matrix, line: str, guard: str) -> tuple[list[str], str, list[str]]:
         """The lines that find the page of a tile's line, where it lies there, and the tests whether it does. `guard`

@@ -210,6 +210,7 @@ class AttentionSpeller(ScoresSpeller):
             "partner": self.spelling.shuffle_xor,
             "element": self.element,
             "chunk": CHUNK,
+            "chunk_words": self.chunk_words,
             "copy_bodies": {"copy_chunk": self.spelling.functions.get(f"copy_chunk_{plan.dtype.bytes}", ())},
             "mma": mma,
             "atom": {
