@@ -15,6 +15,8 @@ from fusegen.compiling import Binary, disassemble
 from fusegen.errors import RequestError
 from fusegen.measuring.machine_loops import Turn, turn_of
 from fusegen.measuring.simulation import Feed, Simulated, simulate
+from fusegen.planner.attention.parts import ScoresPlan
+from fusegen.planner.attention.wide import WideAttentionPlan
 from fusegen.planner.model import Plan
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.targets.compute_unit import ComputeUnit, unit_of
@@ -61,14 +63,30 @@ def feed_of(plan: Plan, unit: ComputeUnit) -> Feed:
 
 
 def times_read(plan: Plan) -> float:
-    """How often a byte is read in the mean. Of products by the tiles; of others that memory does not bound, and which
-    are attention's, often; else once."""
+    """How often a byte of the factors is read in the mean, by the tiles: of attention, of keys and values, by blocks
+    that leave no tile out; once by others."""
     if isinstance(plan, GemmPlan):
         tile = plan.tile
         slices = (tile.rows + tile.cols * plan.products) * plan.k * plan.dtype.bytes
         factors = sum(t.ideal for t in plan.cost.traffic.tensors if not t.output)
         return plan.tiles(*extents(plan, plan.graph.sizes)) * slices / max(1, factors)
-    return float("inf") if plan.cost.bound == "compute" else 1.0
+    if isinstance(plan, ScoresPlan):
+        return keys_read(plan) / max(1, sum(t.ideal for t in plan.cost.traffic.tensors if t.tensor in of_keys(plan)))
+    return 1.0
+
+
+def of_keys(plan: ScoresPlan) -> frozenset[str]:
+    """The operands that each block goes over: keys, and values."""
+    return frozenset(m.access.tensor for m in (plan.key, getattr(plan, "value", None)) if m is not None)
+
+
+def keys_read(plan: ScoresPlan) -> int:
+    """Bytes of these that all blocks read."""
+    brought = (
+        [plan.key] if isinstance(plan, WideAttentionPlan) and plan.shared else [plan.key, getattr(plan, "value", None)]
+    )
+    numbers = sum(m.columns for m in brought if m is not None)
+    return plan.blocks(*extents(plan, plan.graph.sizes)) * plan.tiles * plan.tile.keys * numbers * plan.dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +97,9 @@ class Launched:
     loop: Simulated  # with all blocks that a unit holds
 
 
-def launch_of(plan: GemmPlan, binary: Binary) -> Launched:
-    """Rounds of as many blocks as all units hold, and a last one of the rest. Raises as `simulated`."""
+def launch_of(plan: GemmPlan | ScoresPlan, binary: Binary) -> Launched:
+    """Rounds of as many blocks as all units hold, and a last one of the rest; of attention, of blocks that leave no
+    tile of keys out. Raises as `simulated`."""
     unit, turn = found(binary)
     blocks = plan.blocks(*extents(plan, plan.graph.sizes))
     held, units = binary.occupancy.blocks_per_sm, binary.target.sms
@@ -89,8 +108,15 @@ def launch_of(plan: GemmPlan, binary: Binary) -> Launched:
     loops = {n: of_blocks(plan, binary, unit, turn, n) for n in {held if full else last, last or held}}
     cycles = full * loops[held].cycles if full else 0.0
     cycles += loops[last].cycles if last else 0.0
-    turns = plan.steps * products_of(plan) / max(1, turn.products)
+    turns: float = (
+        plan.tiles if isinstance(plan, ScoresPlan) else plan.steps * products_of(plan) / max(1, turn.products)
+    )
     return Launched(cycles * turns / (unit.ghz * 1e3), loops[held if full else last])
+
+
+def turns_of(plan: GemmPlan | ScoresPlan, turn: Turn) -> float:
+    """Of the loop, that a block goes through."""
+    return plan.tiles if isinstance(plan, ScoresPlan) else plan.steps * products_of(plan) / max(1, turn.products)
 
 
 def products_of(plan: GemmPlan) -> int:

@@ -7,7 +7,7 @@
 //         return F.softmax(scores) @ v, F.logsumexp(scores)
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     64 queries a block of 4 warps, tiles of 64 keys, the next tile in registers meanwhile; of
+// tile     32 queries a block of 2 warps, tiles of 32 keys, the next tile in registers meanwhile; of
 //          keys behind the last that a block's rows need, none are read; conditions are tested in tiles
 //          that an end cuts
 // traffic  134.7 MB moved, 134.7 MB ideal, 4429.7 MB with products apart, 9800.0 MB unfused in 6
@@ -67,11 +67,11 @@ __device__ __forceinline__ float natural_log(float x) {
 }
 
 // queries of a block, keys of a tile, and all keys
-constexpr int tile_rows = 64, tile_keys = 64, keys = 4096, threads = 256;
+constexpr int tile_rows = 32, tile_keys = 32, keys = 4096, threads = 128;
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
 // of 8 lines lies in different banks
-constexpr int q_pitch = 136, k_pitch = 136, v_pitch = 72;
-constexpr int v_at = 8704, stage_elements = 17920;  // of a tile's values, and to the next stage
+constexpr int q_pitch = 136, k_pitch = 136, v_pitch = 40;
+constexpr int v_at = 4352, stage_elements = 9472;  // of a tile's values, and to the next stage
 constexpr int q_at = 0;
 constexpr int sums_stride = 132;  // floats of a row of sums
 
@@ -150,7 +150,7 @@ __device__ __forceinline__ Half rounded_half(const Sums& from) {
   return *reinterpret_cast<const Half*>(&v);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 causal_attention(
     const __bf16* __restrict__ q_ptr,
     const __bf16* __restrict__ k_ptr,
@@ -203,22 +203,22 @@ causal_attention(
   Vec<__bf16, 8> v_held[4];
   const auto fetch_tile = [&](int key0) {
     #pragma unroll
-    for (int v = 0; v < 4; ++v) k_held[v] = load_chunk<8>(k_from + (key0 + v * 16) * k_ld, 8);
+    for (int v = 0; v < 4; ++v) k_held[v] = load_chunk<8>(k_from + (key0 + v * 8) * k_ld, 8);
     #pragma unroll
-    for (int v = 0; v < 4; ++v) v_held[v] = load_chunk<8>(v_from + (key0 + v * 16) * v_ld, 8);
+    for (int v = 0; v < 4; ++v) v_held[v] = load_chunk<8>(v_from + (key0 + v * 8) * v_ld, 8);
   };
   const auto put_tile = [&](int stage) {
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       __bf16* const to = ring + stage * stage_elements;
-      store<8>(to + (k_row + v * 16) * k_pitch + k_col, k_held[v]);
+      store<8>(to + (k_row + v * 8) * k_pitch + k_col, k_held[v]);
     }
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       __bf16* const to = ring + stage * stage_elements + v_at;
       {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(v_col + j) * v_pitch + v_row + v * 16] = v_held[v].at[j];
+        for (int j = 0; j < 8; ++j) to[(v_col + j) * v_pitch + v_row + v * 8] = v_held[v].at[j];
       }
     }
   };
@@ -226,8 +226,8 @@ causal_attention(
   // the queries, which all tiles of keys are multiplied with
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const Vec<__bf16, 8> q_vec = load_chunk<8>(q_from + v * 16 * q_stride_S, q_row + v * 16 < rows_here ? 8 : 0);
-    store<8>(ring + q_at + (q_row + v * 16) * q_pitch + q_col, q_vec);
+    const Vec<__bf16, 8> q_vec = load_chunk<8>(q_from + v * 8 * q_stride_S, q_row + v * 8 < rows_here ? 8 : 0);
+    store<8>(ring + q_at + (q_row + v * 8) * q_pitch + q_col, q_vec);
   }
   if (first_key < end_key) fetch_tile(first_key);
 
@@ -262,11 +262,11 @@ causal_attention(
     }
 
     // a warp's 16 queries times the tile's keys
-    Sums q_times_k_sums[4] = {};
+    Sums q_times_k_sums[2] = {};
     #pragma unroll
     for (int k = 0; k < 4; ++k) {
       #pragma unroll
-      for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < 2; ++n) {
         const Fragment k_part = load_fragment(k_lane + stage * stage_elements + n * 16 * k_pitch + k * 32);
         q_times_k_sums[n] = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(k_part.part[0], q_part[k].part[0], q_times_k_sums[n], 0, 0, 0);
         q_times_k_sums[n] = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(k_part.part[1], q_part[k].part[1], q_times_k_sums[n], 0, 0, 0);
@@ -278,7 +278,7 @@ causal_attention(
     peaks[0] = largest[0];
     if (key0 + tile_keys <= free_end) {
       #pragma unroll
-      for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < 2; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float q_times_k = q_times_k_sums[n][i];
@@ -289,7 +289,7 @@ causal_attention(
       }
     } else {
       #pragma unroll
-      for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < 2; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
@@ -321,7 +321,7 @@ causal_attention(
 
     // logits become weights
     #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < 2; ++n) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float power = power_of_2(fmaf(q_times_k_sums[n][i], 1.44269504f, -pivots[0]));
@@ -332,7 +332,7 @@ causal_attention(
 
     // weights times values: a lane holds of the weights what it multiplies
     #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < 2; ++n) {
       const Half rounded = rounded_half(q_times_k_sums[n]);
       #pragma unroll
       for (int d = 0; d < 8; ++d) {

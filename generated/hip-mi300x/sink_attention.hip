@@ -8,7 +8,7 @@
 //         return (e @ v) / (F.sum(e) + F.exp(sink - pivot))
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     128 queries a block of 8 warps, tiles of 64 keys, the next tile in registers meanwhile; of
+// tile     64 queries a block of 4 warps, tiles of 64 keys, the next tile in registers meanwhile; of
 //          keys behind the last that a block's rows need, none are read; conditions are tested in tiles
 //          that an end cuts
 // traffic  134.2 MB moved, 134.2 MB ideal, 8724.2 MB with products apart, 30277.6 MB unfused in 13
@@ -57,7 +57,7 @@ __device__ __forceinline__ float exponential(float x) {
 }
 
 // queries of a block, keys of a tile, and all keys
-constexpr int tile_rows = 128, tile_keys = 64, keys = 4096, threads = 512;
+constexpr int tile_rows = 64, tile_keys = 64, keys = 4096, threads = 256;
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
 // of 8 lines lies in different banks
 constexpr int q_pitch = 72, k_pitch = 72, v_pitch = 72;
@@ -140,7 +140,7 @@ __device__ __forceinline__ Half rounded_half(const Sums& from) {
   return *reinterpret_cast<const Half*>(&v);
 }
 
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(256)
 sink_attention(
     const __bf16* __restrict__ q_ptr,
     const __bf16* __restrict__ k_ptr,
@@ -194,26 +194,26 @@ sink_attention(
   const __bf16* const k_from = k_ptr + B_at * k_stride_B + H_at * k_stride_H + k_row * k_ld + k_col;
   const int v_row = threadIdx.x / 8, v_col = threadIdx.x % 8 * 8;
   const __bf16* const v_from = v_ptr + B_at * v_stride_B + H_at * v_stride_H + v_row * v_ld + v_col;
-  Vec<__bf16, 8> k_held[1];
-  Vec<__bf16, 8> v_held[1];
+  Vec<__bf16, 8> k_held[2];
+  Vec<__bf16, 8> v_held[2];
   const auto fetch_tile = [&](int key0) {
-    {
-      k_held[0] = load_chunk<8>(k_from + key0 * k_ld, 8);
-    }
-    {
-      v_held[0] = load_chunk<8>(v_from + key0 * v_ld, 8);
-    }
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) k_held[v] = load_chunk<8>(k_from + (key0 + v * 32) * k_ld, 8);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) v_held[v] = load_chunk<8>(v_from + (key0 + v * 32) * v_ld, 8);
   };
   const auto put_tile = [&](int stage) {
-    {
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
       __bf16* const to = ring + stage * stage_elements;
-      store<8>(to + k_row * k_pitch + k_col, k_held[0]);
+      store<8>(to + (k_row + v * 32) * k_pitch + k_col, k_held[v]);
     }
-    {
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
       __bf16* const to = ring + stage * stage_elements + v_at;
       {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(v_col + j) * v_pitch + v_row] = v_held[0].at[j];
+        for (int j = 0; j < 8; ++j) to[(v_col + j) * v_pitch + v_row + v * 32] = v_held[v].at[j];
       }
     }
   };
@@ -221,8 +221,8 @@ sink_attention(
   // the queries, which all tiles of keys are multiplied with
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const Vec<__bf16, 8> q_vec = load_chunk<8>(q_from + v * 64 * q_stride_S, q_row + v * 64 < rows_here ? 8 : 0);
-    store<8>(ring + q_at + (q_row + v * 64) * q_pitch + q_col, q_vec);
+    const Vec<__bf16, 8> q_vec = load_chunk<8>(q_from + v * 32 * q_stride_S, q_row + v * 32 < rows_here ? 8 : 0);
+    store<8>(ring + q_at + (q_row + v * 32) * q_pitch + q_col, q_vec);
   }
   if (first_key < end_key) fetch_tile(first_key);
 

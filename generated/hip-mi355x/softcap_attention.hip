@@ -6,7 +6,7 @@
 //         return F.softmax(F.causal(capped)) @ v
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
-// tile     128 queries a block of 8 warps, tiles of 64 keys, the next tile in registers meanwhile; of
+// tile     64 queries a block of 4 warps, tiles of 64 keys, the next tile in registers meanwhile; of
 //          keys behind the last that a block's rows need, none are read; conditions are tested in tiles
 //          that an end cuts
 // traffic  67.1 MB moved, 67.1 MB ideal, 2214.6 MB with products apart, 7046.4 MB unfused in 7 launches
@@ -62,7 +62,7 @@ __device__ __forceinline__ float hyperbolic_tangent(float x) {
 }
 
 // queries of a block, keys of a tile, and all keys
-constexpr int tile_rows = 128, tile_keys = 64, keys = 4096, threads = 512;
+constexpr int tile_rows = 64, tile_keys = 64, keys = 4096, threads = 256;
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
 // of 8 lines lies in different banks
 constexpr int q_pitch = 136, k_pitch = 136, v_pitch = 72;
@@ -153,7 +153,7 @@ __device__ __forceinline__ Half rounded_halves(const Sums& low, const Sums& high
   return *reinterpret_cast<const Half*>(&v);
 }
 
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(256)
 softcap_attention(
     const __bf16* __restrict__ q_ptr,
     const __bf16* __restrict__ k_ptr,
@@ -199,26 +199,26 @@ softcap_attention(
   const __bf16* const k_from = k_ptr + B_H_at * k_stride_B_H + k_row * k_ld + k_col;
   const int v_row = threadIdx.x / 16, v_col = threadIdx.x % 16 * 8;
   const __bf16* const v_from = v_ptr + B_H_at * v_stride_B_H + v_row * v_ld + v_col;
-  Vec<__bf16, 8> k_held[2];
-  Vec<__bf16, 8> v_held[2];
+  Vec<__bf16, 8> k_held[4];
+  Vec<__bf16, 8> v_held[4];
   const auto fetch_tile = [&](int key0) {
     #pragma unroll
-    for (int v = 0; v < 2; ++v) k_held[v] = load_chunk<8>(k_from + (key0 + v * 32) * k_ld, 8);
+    for (int v = 0; v < 4; ++v) k_held[v] = load_chunk<8>(k_from + (key0 + v * 16) * k_ld, 8);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) v_held[v] = load_chunk<8>(v_from + (key0 + v * 32) * v_ld, 8);
+    for (int v = 0; v < 4; ++v) v_held[v] = load_chunk<8>(v_from + (key0 + v * 16) * v_ld, 8);
   };
   const auto put_tile = [&](int stage) {
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
+    for (int v = 0; v < 4; ++v) {
       __bf16* const to = ring + stage * stage_elements;
-      store<8>(to + (k_row + v * 32) * k_pitch + k_col, k_held[v]);
+      store<8>(to + (k_row + v * 16) * k_pitch + k_col, k_held[v]);
     }
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
+    for (int v = 0; v < 4; ++v) {
       __bf16* const to = ring + stage * stage_elements + v_at;
       {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(v_col + j) * v_pitch + v_row + v * 32] = v_held[v].at[j];
+        for (int j = 0; j < 8; ++j) to[(v_col + j) * v_pitch + v_row + v * 16] = v_held[v].at[j];
       }
     }
   };
@@ -226,8 +226,8 @@ softcap_attention(
   // the queries, which all tiles of keys are multiplied with
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const Vec<__bf16, 8> q_vec = load_chunk<8>(q_from + v * 32 * q_stride_S, q_row + v * 32 < rows_here ? 8 : 0);
-    store<8>(ring + q_at + (q_row + v * 32) * q_pitch + q_col, q_vec);
+    const Vec<__bf16, 8> q_vec = load_chunk<8>(q_from + v * 16 * q_stride_S, q_row + v * 16 < rows_here ? 8 : 0);
+    store<8>(ring + q_at + (q_row + v * 16) * q_pitch + q_col, q_vec);
   }
   if (first_key < end_key) fetch_tile(first_key);
 

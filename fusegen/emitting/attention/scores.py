@@ -68,8 +68,12 @@ class ScoresSpeller(ScoresWords):
         guard = (f"{at} < {m.lines}" if jump else f"chunk < {chunks}") if chunks % plan.threads else ""
         tests = [f"{at} < rows_here"] if rows else [f"key0 + {at} < keys"] if plan.ragged else []
         found: list[str] = []
+        looked_up: list[str] = []
         if pages is not None:
-            found, source, tests = self.page_of(m, at, guard)
+            before = self.pages_first(m, passes)
+            looked_up, found, source, tests = self.page_of(m, at, guard, before)
+            if not before:
+                looked_up, found = [], [*looked_up, *found]
             source += "" if jump else " + at"
         if m.columns != m.padded:
             tests.append(f"{col} < {m.columns}")
@@ -88,6 +92,7 @@ class ScoresSpeller(ScoresWords):
             "passes": passes,
             "guard": guard,
             "lines": lines,
+            "looked_up": looked_up,
             "found": found,
             "copied": f"copy_chunk<{m.width}>",
             "load": f"load_chunk<{m.width}>",
@@ -111,22 +116,29 @@ class ScoresSpeller(ScoresWords):
         whole = all(m.width * plan.dtype.bytes >= WORD_BYTES for m in brought)
         return CHUNK * plan.dtype.bytes // WORD_BYTES if whole and self.spelling.tested_loads_wait else 0
 
-    def page_of(self, m: Matrix, line: str, guard: str) -> tuple[list[str], str, list[str]]:
-        """The lines that find the page of a tile's line, where it lies there, and the tests whether it does. `guard`
-        tests whether the tile has that line, where threads are more than its chunks."""
+    def pages_first(self, m: Matrix, passes: int) -> bool:
+        """Are the pages of all of a thread's lines looked up before the first of them is loaded? Loads come back in
+        their order: where each page is waited for, all that was asked for before it is."""
+        return not m.copied and self.plan.tile.ahead and passes > 1 and self.spelling.tested_loads_wait
+
+    def page_of(self, m: Matrix, line: str, guard: str, first: bool) -> tuple[list[str], list[str], str, list[str]]:
+        """The lines that look up the page of a tile's line, those that find the line in it, where it lies there, and
+        the tests whether it does. `guard` tests whether the tile has that line, where threads are more than its chunks;
+        `first`: pages are looked up in a loop of their own."""
         assert m.pages is not None
         assert m.access.gathered is not None
         name, found = m.name, m.access.gathered
         key, page = f"{name}_key", f"{name}_page"
         named = f"{self.pages_here(m.pages)}[{key} / {name}_page_rows]"
         is_one = all_of(guard, f"{key} < keys" if self.plan.ragged else "")
-        lines = [
-            f"const int {key} = key0 + {line};",
-            f"const int {page} = {f'{is_one} ? {named} : -1' if is_one else named};",
-            f"const bool {name}_there = {page} >= 0 && {page} < {found.count};",
-        ]
-        source = f"{name}_from + ({name}_there ? {page} : 0) * {found.stride} + {key} % {name}_page_rows * {name}_ld"
-        return lines, source, [f"{name}_there"]
+        row = f"const int {key} = key0 + {line};"
+        looked_up = f"{page} = {f'{is_one} ? {named} : -1' if is_one else named};"
+        one = f"{page}[v]" if first else page
+        lines = [f"const bool {name}_there = {one} >= 0 && {one} < {found.count};"]
+        source = f"{name}_from + ({name}_there ? {one} : 0) * {found.stride} + {key} % {name}_page_rows * {name}_ld"
+        if first:
+            return [row, looked_up.replace(page, one, 1)], [row, *lines], source, [f"{name}_there"]
+        return [row, f"const int {looked_up}"], lines, source, [f"{name}_there"]
 
     def pages_here(self, pages: Pages) -> str:
         """The numbers of the pages that hold the keys of the block's rows."""

@@ -256,10 +256,9 @@ class ScoresWords(Dialect):
                 lines.append(f"int met_{name} = met[{place}][0];")
                 comparison = "<" if how[name] == "least" else ">"
                 warps = plan.threads // plan.target.warp
-                lines.append(
-                    f"for (int w = 1; w < {warps}; ++w) met_{name} = met[{place}][w] {comparison} met_{name} "
-                    f"? met[{place}][w] : met_{name};"
-                )
+                w, loop = ("w", f"for (int w = 1; w < {warps}; ++w) ") if warps > 2 else ("1", "")
+                meets = f"met_{name} = met[{place}][{w}] {comparison} met_{name} ? met[{place}][{w}] : met_{name};"
+                lines += [loop + meets] if warps > 1 else []
                 found[name] = f"met_{name}"
         elif named:
             lines.append("const Ends top_ends = ends_of(row0), last_ends = ends_of(row0 + rows_here - 1);")

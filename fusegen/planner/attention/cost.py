@@ -13,6 +13,8 @@ import numpy as np
 from fusegen.language.graph import Graph, Node, Tensor
 from fusegen.language.types import size_of
 from fusegen.planner.attention.masks import End, Least, Mask, Sum
+from fusegen.planner.attention.mfma_cost import loop_of, mfma_us
+from fusegen.planner.attention.mfma_cost import registers_of as mfma_registers
 from fusegen.planner.attention.parts import AttentionTile, Matrix
 from fusegen.planner.attention.recognition import Recognized, Scored, drawn_by_fours, of_row
 from fusegen.planner.cost import gathered_bytes, unfused_kernels
@@ -22,6 +24,7 @@ from fusegen.planner.rows.duration import COPY_SHARE, LAUNCH_US, resident_blocks
 from fusegen.planner.time import overlapped
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
+from fusegen.targets.compute_unit import unit_of
 
 MMA_SYNC_SHARE = 0.60  # of the data sheet's rate: FlashAttention-2 reaches 190 of 312 TFLOP/s on an A100 (Dao 2023)
 BEHIND_WGMMA_SHARE = 0.36  # where that rate takes warpgroups: 350 of 989 on an H100 (Shah et al. 2024)
@@ -54,13 +57,20 @@ def registers_of(tile: AttentionTile, atom: Atom, query: Matrix, key: Matrix, va
 
 
 def estimate(
-    graph: Graph, found: Recognized, mask: Mask, target: Target, tile: AttentionTile, room: int, registers: int
-) -> Cost:
+    graph: Graph, found: Recognized, mask: Mask, target: Target, tile: AttentionTile, atom: Atom,
+    matrices: tuple[Matrix, Matrix, Matrix], room: int, registers: int,
+) -> Cost:  # fmt: skip
     """The time of one launch at the graph's sizes, and what bounds it."""
     share = share_needed(graph, found, mask, tile.rows, tile.keys)
     moved = traffic(graph, found, share_needed(graph, found, mask, 1, 1))
     threads = tile.warps * target.warp
+    if (unit := unit_of(target)) is not None:
+        loop = loop_of(found, unit, tile, atom, matrices)
+        registers = mfma_registers(unit, loop)
     resident = max(1, resident_blocks(target, threads, registers, room))
+    if unit is not None:
+        time = mfma_us(graph, found, mask, target, unit, loop, moved, share, resident)
+        return cost_of(found, moved, target, time, room, registers, resident)
     blocks = -(-max(1, graph.rows) // tile.rows)
     keys, depth, width = (size_of(size, graph.sizes) for size in (found.keys, found.depth, found.width))
     padded = tiles_of(found, keys, tile) * tile.keys

@@ -160,7 +160,7 @@ def candidate(
         return None
     return plan_of(
         graph, found, mask, target, layout, tile, atom, accesses, (query, key, value), room,
-        estimate(graph, found, mask, target, tile, room, registers),
+        estimate(graph, found, mask, target, tile, atom, (query, key, value), room, registers),
     )  # fmt: skip
 
 

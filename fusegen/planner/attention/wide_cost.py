@@ -25,12 +25,16 @@ from fusegen.planner.attention.cost import (
     traffic,
 )
 from fusegen.planner.attention.masks import Mask
-from fusegen.planner.attention.parts import AttentionTile
+from fusegen.planner.attention.mfma_cost import loop_of, mfma_us
+from fusegen.planner.attention.mfma_cost import registers_of as mfma_registers
+from fusegen.planner.attention.parts import AttentionTile, Matrix
 from fusegen.planner.attention.recognition import Recognized
 from fusegen.planner.attention.wide import GROUP_ROWS, beside
 from fusegen.planner.model import Cost, Traffic
 from fusegen.planner.rows.duration import LAUNCH_US, resident_blocks
+from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
+from fusegen.targets.compute_unit import unit_of
 
 SHARED_BYTES_A_CYCLE = 128  # of an SM
 # Of the rate of a tile: 64 sequences of 8192 latent rows for 128 heads took 799 us, 8 of 32768 400 and of 8192 112, by
@@ -41,18 +45,24 @@ WAIT_CYCLES = 1500  # of a tile whose block is alone: three barriers, and the ex
 
 
 def estimate(
-    graph: Graph, found: Recognized, mask: Mask, target: Target, tile: AttentionTile, room: int, registers: int,
-    shared: bool,
+    graph: Graph, found: Recognized, mask: Mask, target: Target, tile: AttentionTile, atom: Atom,
+    matrices: tuple[Matrix, Matrix, Matrix], room: int, registers: int, shared: bool,
 ) -> Cost:  # fmt: skip
     """The time of one launch at the graph's sizes, and what bounds it. Blocks that an SM has at the same time wait for
     one another's barriers; those of one head's rows find its keys in the L2 cache."""
     share = share_needed(graph, found, mask, tile.rows, tile.keys)
     moved = traffic_of(graph, found, share_needed(graph, found, mask, 1, 1), shared)
+    if (unit := unit_of(target)) is not None:
+        loop = loop_of(found, unit, tile, atom, matrices, beside=beside(tile), together=shared)
+        registers = mfma_registers(unit, loop)
+    resident = max(1, resident_blocks(target, tile.warps * target.warp, registers, room))
+    if unit is not None:
+        time = mfma_us(graph, found, mask, target, unit, loop, moved, share, resident)
+        return cost_of(found, moved, target, time, room, registers, resident)
     *others, rows = (size_of(size, graph.sizes) for size in graph.shape[:-1])
     keys, depth, width = (size_of(size, graph.sizes) for size in (found.keys, found.depth, found.width))
     down = -(-max(1, rows) // tile.rows)
     blocks = max(1, math.prod(others)) * down
-    resident = max(1, resident_blocks(target, tile.warps * target.warp, registers, room))
     together = min(resident, -(-blocks // target.sms))
     cycles = target.fp32_tflops * 1e6 / (2 * target.f32_lanes * target.sms)  # of an SM in a us
     reached = MFMA_SHARE if target.vendor == "hip" else BEHIND_WGMMA_SHARE if target.wgmma else MMA_SYNC_SHARE

@@ -103,7 +103,7 @@ def candidate(
     most = min(target.registers_per_thread, target.registers_per_sm // (tile.warps * target.warp))
     if room > target.shared_bytes or registers > most - SPARE_REGISTERS:
         return None
-    cost = estimate(graph, found, mask, target, tile, room, registers, shared)
+    cost = estimate(graph, found, mask, target, tile, atom, (query, key, value), room, registers, shared)
     general = plan_of(graph, found, mask, target, layout, tile, atom, accesses, (query, key, value), room, cost)
     own = {
         "rule": "attention_wide",

@@ -38,6 +38,8 @@ WIDE_ROWS = 64  # of them in a block
 WGMMA_TILES, COPIED_TILES, TILES, WIDE_TILES = (128, 64), (64,), (32,), (64, 32)
 BLOCKS_AN_SM = (0.5, 1, 2, 4)
 FEW_PARTS = (2, 4)
+# of a part, of keys that are too few for a GPU's places: without copies past the registers a tile takes microseconds
+FEW_TILES = (1, 2)
 
 
 def keys_parted(step: Lowered, target: Target, dealt: tuple[int, int] | None = None) -> Iterator[Parted]:
@@ -74,6 +76,8 @@ def numbers_of_parts(graph: Graph, keys: int, target: Target, wide: bool = False
     for tile in WIDE_TILES if wide else narrow:
         count = -(-keys // tile)
         wanted = {*FEW_PARTS, *(int(target.sms * blocks / heads) for blocks in BLOCKS_AN_SM)}
+        if not target.async_copies:
+            wanted |= {-(-count // tiles) for tiles in FEW_TILES}
         for parts in sorted({-(-count // -(-count // parts)) for parts in wanted if 1 < parts <= count}):
             yield tile, parts
 

@@ -3,7 +3,7 @@
 // out_parts, top_parts, sum_of_exps_parts of decode_attention.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     16 queries a block of 1 warps, tiles of 32 keys, dealt to 9 blocks by turns, the next tile
+// tile     32 queries a block of 2 warps, tiles of 32 keys, dealt to 9 blocks by turns, the next tile
 //          in registers meanwhile; of keys behind the last that a block's rows need, none are read;
 //          conditions are tested in tiles that an end cuts
 // traffic  269.7 MB moved, 269.7 MB ideal, 286.5 MB with products apart, 303.4 MB unfused in 6 launches
@@ -45,7 +45,7 @@ __device__ __forceinline__ float power_of_2(float x) {
 }
 
 // queries of a block, keys of a tile, and all keys
-constexpr int tile_rows = 16, tile_keys = 32, keys = 8192, threads = 64;
+constexpr int tile_rows = 32, tile_keys = 32, keys = 8192, threads = 128;
 // blocks that share a row's keys, and from one tile of a block to its next
 constexpr int parts = 9, next_tile = parts * tile_keys;
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
@@ -122,7 +122,7 @@ __device__ __forceinline__ Half rounded_half(const Sums& from) {
   return *reinterpret_cast<const Half*>(&v);
 }
 
-extern "C" __global__ void __launch_bounds__(64)
+extern "C" __global__ void __launch_bounds__(128)
 decode_attention_out_parts(
     const __bf16* __restrict__ q_ptr,
     const __bf16* __restrict__ k_ptr,
@@ -189,26 +189,26 @@ decode_attention_out_parts(
   const __bf16* const k_from = k_ptr + B_at * k_stride_B + G_at * k_stride_G + k_row * k_ld + k_col;
   const int v_row = threadIdx.x / 16, v_col = threadIdx.x % 16 * 8;
   const __bf16* const v_from = v_ptr + B_at * v_stride_B + G_at * v_stride_G + v_row * v_ld + v_col;
-  Vec<__bf16, 8> k_held[8];
-  Vec<__bf16, 8> v_held[8];
+  Vec<__bf16, 8> k_held[4];
+  Vec<__bf16, 8> v_held[4];
   const auto fetch_tile = [&](int key0) {
     #pragma unroll
-    for (int v = 0; v < 8; ++v) k_held[v] = load_chunk<8>(k_from + (key0 + v * 4) * k_ld, 8);
+    for (int v = 0; v < 4; ++v) k_held[v] = load_chunk<8>(k_from + (key0 + v * 8) * k_ld, 8);
     #pragma unroll
-    for (int v = 0; v < 8; ++v) v_held[v] = load_chunk<8>(v_from + (key0 + v * 4) * v_ld, 8);
+    for (int v = 0; v < 4; ++v) v_held[v] = load_chunk<8>(v_from + (key0 + v * 8) * v_ld, 8);
   };
   const auto put_tile = [&](int stage) {
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
+    for (int v = 0; v < 4; ++v) {
       __bf16* const to = ring + stage * stage_elements;
-      store<8>(to + (k_row + v * 4) * k_pitch + k_col, k_held[v]);
+      store<8>(to + (k_row + v * 8) * k_pitch + k_col, k_held[v]);
     }
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
+    for (int v = 0; v < 4; ++v) {
       __bf16* const to = ring + stage * stage_elements + v_at;
       {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(v_col + j) * v_pitch + v_row + v * 4] = v_held[v].at[j];
+        for (int j = 0; j < 8; ++j) to[(v_col + j) * v_pitch + v_row + v * 8] = v_held[v].at[j];
       }
     }
   };
@@ -216,8 +216,8 @@ decode_attention_out_parts(
   // the queries, which all tiles of keys are multiplied with
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const Vec<__bf16, 8> q_vec = load_chunk<8>(q_from + v * 4 * q_stride_R, q_row + v * 4 < rows_here ? 8 : 0);
-    store<8>(ring + q_at + (q_row + v * 4) * q_pitch + q_col, q_vec);
+    const Vec<__bf16, 8> q_vec = load_chunk<8>(q_from + v * 8 * q_stride_R, q_row + v * 8 < rows_here ? 8 : 0);
+    store<8>(ring + q_at + (q_row + v * 8) * q_pitch + q_col, q_vec);
   }
   if (first_key < end_key) fetch_tile(first_key);
 

@@ -4,7 +4,7 @@
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // views    v_value_part is v_value as [H, 1, S, E]; queries is turned as [H, G, S, E]; keys_part is
 //          keys as [H, 1, S, E]
-// tile     64 queries a block of 4 warps, tiles of 64 keys, the next tile in registers meanwhile; of
+// tile     32 queries a block of 2 warps, tiles of 32 keys, the next tile in registers meanwhile; of
 //          keys behind the last that a block's rows need, none are read; conditions are tested in tiles
 //          that an end cuts
 // traffic  83.9 MB moved, 83.9 MB ideal, 4378.9 MB with products apart, 11995.7 MB unfused in 8
@@ -48,11 +48,11 @@ __device__ __forceinline__ float power_of_2(float x) {
 }
 
 // queries of a block, keys of a tile, and all keys
-constexpr int tile_rows = 64, tile_keys = 64, keys = 4096, threads = 256;
+constexpr int tile_rows = 32, tile_keys = 32, keys = 4096, threads = 128;
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
 // of 8 lines lies in different banks
-constexpr int queries_pitch = 136, keys_part_pitch = 136, v_value_part_pitch = 72;
-constexpr int v_value_part_at = 8704, stage_elements = 17920;  // of a tile's values, and to the next stage
+constexpr int queries_pitch = 136, keys_part_pitch = 136, v_value_part_pitch = 40;
+constexpr int v_value_part_at = 4352, stage_elements = 9472;  // of a tile's values, and to the next stage
 constexpr int queries_at = 0;
 constexpr int sums_stride = 132;  // floats of a row of sums
 
@@ -131,7 +131,7 @@ __device__ __forceinline__ Half rounded_half(const Sums& from) {
   return *reinterpret_cast<const Half*>(&v);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 decoder_layer_prefill_attended(
     const __bf16* __restrict__ v_value_part_ptr,
     const __bf16* __restrict__ queries_ptr,
@@ -188,26 +188,25 @@ decoder_layer_prefill_attended(
   const auto fetch_tile = [&](int key0) {
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      keys_part_held[v] = load_chunk<8>(keys_part_from + (key0 + v * 16) * keys_part_ld, 8);
+      keys_part_held[v] = load_chunk<8>(keys_part_from + (key0 + v * 8) * keys_part_ld, 8);
     }
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      v_value_part_held[v] = load_chunk<8>(v_value_part_from + (key0 + v * 16) * v_value_part_ld, 8);
+      v_value_part_held[v] = load_chunk<8>(v_value_part_from + (key0 + v * 8) * v_value_part_ld, 8);
     }
   };
   const auto put_tile = [&](int stage) {
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       __bf16* const to = ring + stage * stage_elements;
-      store<8>(to + (keys_part_row + v * 16) * keys_part_pitch + keys_part_col, keys_part_held[v]);
+      store<8>(to + (keys_part_row + v * 8) * keys_part_pitch + keys_part_col, keys_part_held[v]);
     }
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       __bf16* const to = ring + stage * stage_elements + v_value_part_at;
       {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(v_value_part_col + j) * v_value_part_pitch + v_value_part_row
-            + v * 16] = v_value_part_held[v].at[j];
+        for (int j = 0; j < 8; ++j) to[(v_value_part_col + j) * v_value_part_pitch + v_value_part_row + v * 8] = v_value_part_held[v].at[j];
       }
     }
   };
@@ -215,8 +214,8 @@ decoder_layer_prefill_attended(
   // the queries, which all tiles of keys are multiplied with
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const Vec<__bf16, 8> queries_vec = load_chunk<8>(queries_from + v * 16 * queries_stride_S, queries_row + v * 16 < rows_here ? 8 : 0);
-    store<8>(ring + queries_at + (queries_row + v * 16) * queries_pitch + queries_col, queries_vec);
+    const Vec<__bf16, 8> queries_vec = load_chunk<8>(queries_from + v * 8 * queries_stride_S, queries_row + v * 8 < rows_here ? 8 : 0);
+    store<8>(ring + queries_at + (queries_row + v * 8) * queries_pitch + queries_col, queries_vec);
   }
   if (first_key < end_key) fetch_tile(first_key);
 
@@ -251,11 +250,11 @@ decoder_layer_prefill_attended(
     }
 
     // a warp's 16 queries times the tile's keys
-    Sums queries_times_keys_part_sums[4] = {};
+    Sums queries_times_keys_part_sums[2] = {};
     #pragma unroll
     for (int k = 0; k < 4; ++k) {
       #pragma unroll
-      for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < 2; ++n) {
         const Fragment keys_part_part = load_fragment(keys_part_lane + stage * stage_elements + n * 16 * keys_part_pitch + k * 32);
         queries_times_keys_part_sums[n] = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(keys_part_part.part[0], queries_part[k].part[0], queries_times_keys_part_sums[n], 0, 0, 0);
         queries_times_keys_part_sums[n] = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(keys_part_part.part[1], queries_part[k].part[1], queries_times_keys_part_sums[n], 0, 0, 0);
@@ -267,7 +266,7 @@ decoder_layer_prefill_attended(
     peaks[0] = largest[0];
     if (key0 + tile_keys <= free_end) {
       #pragma unroll
-      for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < 2; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float queries_times_keys_part = queries_times_keys_part_sums[n][i];
@@ -278,7 +277,7 @@ decoder_layer_prefill_attended(
       }
     } else {
       #pragma unroll
-      for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < 2; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
@@ -310,7 +309,7 @@ decoder_layer_prefill_attended(
 
     // logits become weights
     #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < 2; ++n) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float power = power_of_2(fmaf(queries_times_keys_part_sums[n][i], 1.44269504f, -pivots[0]));
@@ -321,7 +320,7 @@ decoder_layer_prefill_attended(
 
     // weights times values: a lane holds of the weights what it multiplies
     #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < 2; ++n) {
       const Half rounded = rounded_half(queries_times_keys_part_sums[n]);
       #pragma unroll
       for (int d = 0; d < 8; ++d) {

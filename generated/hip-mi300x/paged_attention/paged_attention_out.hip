@@ -1,14 +1,14 @@
-// paged_attention_out  f32[B, G, R, D, 9], f32[B, G, R, 1, 9], f32[B, G, R, 1, 9] -> bf16[B, G, R, D, 1]  at B=8 G=8 R=4 D=128
+// paged_attention_out  f32[B, G, R, D, 128], f32[B, G, R, 1, 128], f32[B, G, R, 1, 128] -> bf16[B, G, R, D, 1]  at B=8 G=8 R=4 D=128
 // out of paged_attention.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// views    out_parts_part is out_parts as [B, G, R, D, 9]; top_parts_part is top_parts as [B, G, R, 1,
-//          9]; sum_of_exps_parts_part is sum_of_exps_parts as [B, G, R, 1, 9]
-// tile     8 threads a row, 16 rows a block, 2 x 1 elements a thread; top_parts_part in registers
-// traffic  1.3 MB moved, 1.3 MB ideal, 1.3 MB unfused in 2 launches
-// floor    0.2 us at 5.3 TB/s; instruction-bound at 2.57 flop/B
+// views    out_parts_part is out_parts as [B, G, R, D, 128]; top_parts_part is top_parts as [B, G, R,
+//          1, 128]; sum_of_exps_parts_part is sum_of_exps_parts as [B, G, R, 1, 128]
+// tile     8 threads a row, 16 rows a block, 4 x 4 elements a thread; top_parts_part in registers
+// traffic  17.1 MB moved, 17.1 MB ideal, 17.5 MB unfused in 2 launches
+// floor    3.2 us at 5.3 TB/s; memory-bound at 2.47 flop/B
 // rounding out to bf16 when stored; f32 between
-// needs    rows of 9 elements, next to each other
+// needs    rows of 128 elements, next to each other
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -132,22 +132,20 @@ paged_attention_out(
   const float* const sum_of_exps_parts_part_row = sum_of_exps_parts_part_ptr + B_at * sum_of_exps_parts_part_stride_B
       + G_at * sum_of_exps_parts_part_stride_G + R_at * sum_of_exps_parts_part_stride_R;
   __bf16* const out_row = out_ptr + unknown(B_at * out_stride_B + G_at * out_stride_G + R_at * out_stride_R + D_at * out_stride_D);
-  Vec<float, 1> top_parts_part_vec[2];
+  Vec<float, 4> top_parts_part_vec[4];
 
   // pass 1 of 2: read top_parts_part; keep top_parts_part; top = max(top_parts_part)
   float top_part = -INFINITY;
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    const int col = v * row_threads + lane;
-    if (v < 1 || col < 9) {
-      top_parts_part_vec[v] = load_apart<1>(top_parts_part_row, top_parts_part_stride_elements, col);
-    }
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * row_threads + lane) * 4;
+    top_parts_part_vec[v] = load_apart<4>(top_parts_part_row, top_parts_part_stride_elements, col);
   }
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    const int col = v * row_threads + lane;
-    if (v < 1 || col < 9) {
-      const float top_parts_part = top_parts_part_vec[v].at[0];
+  for (int v = 0; v < 4; ++v) {
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float top_parts_part = top_parts_part_vec[v].at[j];
       top_part = larger(top_part, top_parts_part);
     }
   }
@@ -159,23 +157,21 @@ paged_attention_out(
   //   sum(out_parts_part_times_exp)
   float sum_of_exps_part = 0.0f;
   float sum_of_products_part = 0.0f;
-  Vec<float, 1> out_parts_part_vec[2];
-  Vec<float, 1> sum_of_exps_parts_part_vec[2];
+  Vec<float, 4> out_parts_part_vec[4];
+  Vec<float, 4> sum_of_exps_parts_part_vec[4];
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    const int col = v * row_threads + lane;
-    if (v < 1 || col < 9) {
-      out_parts_part_vec[v] = load_apart<1>(out_parts_part_row, out_parts_part_stride_elements, col);
-      sum_of_exps_parts_part_vec[v] = load_apart<1>(sum_of_exps_parts_part_row, sum_of_exps_parts_part_stride_elements, col);
-    }
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * row_threads + lane) * 4;
+    out_parts_part_vec[v] = load_apart<4>(out_parts_part_row, out_parts_part_stride_elements, col);
+    sum_of_exps_parts_part_vec[v] = load_apart<4>(sum_of_exps_parts_part_row, sum_of_exps_parts_part_stride_elements, col);
   }
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    const int col = v * row_threads + lane;
-    if (v < 1 || col < 9) {
-      const float out_parts_part = out_parts_part_vec[v].at[0];
-      const float top_parts_part = top_parts_part_vec[v].at[0];
-      const float sum_of_exps_parts_part = sum_of_exps_parts_part_vec[v].at[0];
+  for (int v = 0; v < 4; ++v) {
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float out_parts_part = out_parts_part_vec[v].at[j];
+      const float top_parts_part = top_parts_part_vec[v].at[j];
+      const float sum_of_exps_parts_part = sum_of_exps_parts_part_vec[v].at[j];
       const float top_parts_part_minus_pivot = top_parts_part - pivot;
       const float exp_ = exponential(top_parts_part_minus_pivot);
       const float mul = sum_of_exps_parts_part * exp_;

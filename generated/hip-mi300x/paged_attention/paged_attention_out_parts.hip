@@ -1,16 +1,16 @@
-// paged_attention_out_parts  bf16[B, G, R, D], bf16[N, 1, G, L, D], bf16[N, 1, G, L, D], i32[B, 1, 1, P], i32[B, 1, 1, 1] -> f32[9, B, G,
-//   R, D], f32[9, B, G, R, 1], f32[9, B, G, R, 1]  at B=8 G=8 R=4 D=128 N=8192 L=16 P=512 L_times_P=8192
+// paged_attention_out_parts  bf16[B, G, R, D], bf16[N, 1, G, L, D], bf16[N, 1, G, L, D], i32[B, 1, 1, P], i32[B, 1, 1, 1] -> f32[128, B,
+//   G, R, D], f32[128, B, G, R, 1], f32[128, B, G, R, 1]  at B=8 G=8 R=4 D=128 N=8192 L=16 P=512 L_times_P=8192
 // out_parts, top_parts, sum_of_exps_parts of paged_attention.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // views    key_cache is key_cache as [N, 1, G, L, D]; value_cache is value_cache as [N, 1, G, L, D]
 // looks up pages of key_cache at table, 0 where there is none; pages of value_cache at table, 0 where
 //          there is none
-// tile     16 queries a block of 1 warps, tiles of 32 keys, dealt to 9 blocks by turns, the next tile
+// tile     32 queries a block of 2 warps, tiles of 32 keys, dealt to 128 blocks by turns, the next tile
 //          in registers meanwhile; of keys behind the last that a block's rows need, none are read;
 //          conditions are tested in tiles that an end cuts
-// traffic  269.7 MB moved, 269.7 MB ideal, 286.5 MB with products apart, 571.9 MB unfused in 8 launches
-// floor    50.9 us at 5.3 TB/s; memory-bound at 3.98 flop/B
+// traffic  285.6 MB moved, 285.6 MB ideal, 302.3 MB with products apart, 587.7 MB unfused in 8 launches
+// floor    53.9 us at 5.3 TB/s; memory-bound at 3.76 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets value_cache; f32 between
 // needs    D=128, L=16, L_times_P=8192; rows of all operands next to each other; q, key_cache,
 //          value_cache, out_parts: address and strides in multiples of 16 B
@@ -48,9 +48,9 @@ __device__ __forceinline__ float power_of_2(float x) {
 }
 
 // queries of a block, keys of a tile, and all keys
-constexpr int tile_rows = 16, tile_keys = 32, keys = 8192, threads = 64;
+constexpr int tile_rows = 32, tile_keys = 32, keys = 8192, threads = 128;
 // blocks that share a row's keys, and from one tile of a block to its next
-constexpr int parts = 9, next_tile = parts * tile_keys;
+constexpr int parts = 128, next_tile = parts * tile_keys;
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
 // of 8 lines lies in different banks
 constexpr int q_pitch = 136, key_cache_pitch = 136, value_cache_pitch = 40;
@@ -127,7 +127,7 @@ __device__ __forceinline__ Half rounded_half(const Sums& from) {
   return *reinterpret_cast<const Half*>(&v);
 }
 
-extern "C" __global__ void __launch_bounds__(64)
+extern "C" __global__ void __launch_bounds__(128)
 paged_attention_out_parts(
     const __bf16* __restrict__ q_ptr,
     const __bf16* __restrict__ key_cache_ptr,
@@ -199,38 +199,48 @@ paged_attention_out_parts(
   const __bf16* const key_cache_from = key_cache_ptr + G_at * key_cache_stride_G + key_cache_col;
   const int value_cache_row = threadIdx.x / 16, value_cache_col = threadIdx.x % 16 * 8;
   const __bf16* const value_cache_from = value_cache_ptr + G_at * value_cache_stride_G + value_cache_col;
-  Vec<__bf16, 8> key_cache_held[8];
-  Vec<__bf16, 8> value_cache_held[8];
+  Vec<__bf16, 8> key_cache_held[4];
+  Vec<__bf16, 8> value_cache_held[4];
   const auto fetch_tile = [&](int key0) {
+    int key_cache_page[4];
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      const int key_cache_key = key0 + key_cache_row + v * 4;
-      const int key_cache_page = table_here[key_cache_key / key_cache_page_rows];
-      const bool key_cache_there = key_cache_page >= 0 && key_cache_page < key_cache_count;
-      key_cache_held[v] = load_chunk<8>(key_cache_from + (key_cache_there ? key_cache_page : 0) * key_cache_stride_page
+    for (int v = 0; v < 4; ++v) {
+      const int key_cache_key = key0 + key_cache_row + v * 8;
+      key_cache_page[v] = table_here[key_cache_key / key_cache_page_rows];
+    }
+    int value_cache_page[4];
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const int value_cache_key = key0 + value_cache_row + v * 8;
+      value_cache_page[v] = table_here[value_cache_key / value_cache_page_rows];
+    }
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const int key_cache_key = key0 + key_cache_row + v * 8;
+      const bool key_cache_there = key_cache_page[v] >= 0 && key_cache_page[v] < key_cache_count;
+      key_cache_held[v] = load_chunk<8>(key_cache_from + (key_cache_there ? key_cache_page[v] : 0) * key_cache_stride_page
           + key_cache_key % key_cache_page_rows * key_cache_ld, key_cache_there ? 8 : 0);
     }
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      const int value_cache_key = key0 + value_cache_row + v * 4;
-      const int value_cache_page = table_here[value_cache_key / value_cache_page_rows];
-      const bool value_cache_there = value_cache_page >= 0 && value_cache_page < value_cache_count;
-      value_cache_held[v] = load_chunk<8>(value_cache_from + (value_cache_there ? value_cache_page : 0) * value_cache_stride_page
+    for (int v = 0; v < 4; ++v) {
+      const int value_cache_key = key0 + value_cache_row + v * 8;
+      const bool value_cache_there = value_cache_page[v] >= 0 && value_cache_page[v] < value_cache_count;
+      value_cache_held[v] = load_chunk<8>(value_cache_from + (value_cache_there ? value_cache_page[v] : 0) * value_cache_stride_page
           + value_cache_key % value_cache_page_rows * value_cache_ld, value_cache_there ? 8 : 0);
     }
   };
   const auto put_tile = [&](int stage) {
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
+    for (int v = 0; v < 4; ++v) {
       __bf16* const to = ring + stage * stage_elements;
-      store<8>(to + (key_cache_row + v * 4) * key_cache_pitch + key_cache_col, key_cache_held[v]);
+      store<8>(to + (key_cache_row + v * 8) * key_cache_pitch + key_cache_col, key_cache_held[v]);
     }
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
+    for (int v = 0; v < 4; ++v) {
       __bf16* const to = ring + stage * stage_elements + value_cache_at;
       {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(value_cache_col + j) * value_cache_pitch + value_cache_row + v * 4] = value_cache_held[v].at[j];
+        for (int j = 0; j < 8; ++j) to[(value_cache_col + j) * value_cache_pitch + value_cache_row + v * 8] = value_cache_held[v].at[j];
       }
     }
   };
@@ -238,8 +248,8 @@ paged_attention_out_parts(
   // the queries, which all tiles of keys are multiplied with
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const Vec<__bf16, 8> q_vec = load_chunk<8>(q_from + v * 4 * q_stride_R, q_row + v * 4 < rows_here ? 8 : 0);
-    store<8>(ring + q_at + (q_row + v * 4) * q_pitch + q_col, q_vec);
+    const Vec<__bf16, 8> q_vec = load_chunk<8>(q_from + v * 8 * q_stride_R, q_row + v * 8 < rows_here ? 8 : 0);
+    store<8>(ring + q_at + (q_row + v * 8) * q_pitch + q_col, q_vec);
   }
   if (first_key < end_key) fetch_tile(first_key);
 

@@ -1,13 +1,13 @@
-// decode_attention_out_parts  bf16[B, G, R, D], bf16[B, G, T, D], bf16[B, G, T, D], i32[B, 1, 1, 1] -> f32[4, B, G, R, D], f32[4, B, G, R,
-//   1], f32[4, B, G, R, 1]  at B=8 G=8 R=4 D=128 T=8192
+// decode_attention_out_parts  bf16[B, G, R, D], bf16[B, G, T, D], bf16[B, G, T, D], i32[B, 1, 1, 1] -> f32[16, B, G, R, D], f32[16, B, G,
+//   R, 1], f32[16, B, G, R, 1]  at B=8 G=8 R=4 D=128 T=8192
 // out_parts, top_parts, sum_of_exps_parts of decode_attention.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
-// tile     16 queries a block of 1 warps, tiles of 32 keys, dealt to 4 blocks by turns, the next tile
+// tile     16 queries a block of 1 warps, tiles of 32 keys, dealt to 16 blocks by turns, the next tile
 //          in registers meanwhile; of keys behind the last that a block's rows need, none are read;
 //          conditions are tested in tiles that an end cuts
-// traffic  269.0 MB moved, 269.0 MB ideal, 285.8 MB with products apart, 302.7 MB unfused in 6 launches
-// floor    33.6 us at 8 TB/s; memory-bound at 3.99 flop/B
+// traffic  270.6 MB moved, 270.6 MB ideal, 287.4 MB with products apart, 304.3 MB unfused in 6 launches
+// floor    33.8 us at 8 TB/s; memory-bound at 3.97 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets v; f32 between
 // needs    D=128, T=8192; rows of all operands next to each other; q, k, v, out_parts: address and
 //          strides in multiples of 16 B
@@ -47,7 +47,7 @@ __device__ __forceinline__ float power_of_2(float x) {
 // queries of a block, keys of a tile, and all keys
 constexpr int tile_rows = 16, tile_keys = 32, keys = 8192, threads = 64;
 // blocks that share a row's keys, and from one tile of a block to its next
-constexpr int parts = 4, next_tile = parts * tile_keys;
+constexpr int parts = 16, next_tile = parts * tile_keys;
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
 // of 8 lines lies in different banks
 constexpr int q_pitch = 136, k_pitch = 136, v_pitch = 40;

@@ -1,14 +1,14 @@
-// decoder_layer_mixed  f32[B, H, G, E, 4], f32[B, H, G, 1, 4], f32[B, H, G, 1, 4] -> bf16[B, H, G, E, 1]  at B=8 H=8 G=4 E=128
+// decoder_layer_mixed  f32[B, H, G, E, 16], f32[B, H, G, 1, 16], f32[B, H, G, 1, 16] -> bf16[B, H, G, E, 1]  at B=8 H=8 G=4 E=128
 // mixed of decoder_layer_mixed.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s
-// views    mixed_parts_part is mixed_parts as [B, H, G, E, 4]; top_parts_part is top_parts as [B, H, G,
-//          1, 4]; sum_of_exps_parts_part is sum_of_exps_parts as [B, H, G, 1, 4]
-// tile     2 threads a row, 64 rows a block, 1 x 2 elements a thread; top_parts_part in registers
-// traffic  0.6 MB moved, 0.6 MB ideal, 0.9 MB unfused in 3 launches
-// floor    0.1 us at 8 TB/s; instruction-bound at 2.68 flop/B
+// views    mixed_parts_part is mixed_parts as [B, H, G, E, 16]; top_parts_part is top_parts as [B, H,
+//          G, 1, 16]; sum_of_exps_parts_part is sum_of_exps_parts as [B, H, G, 1, 16]
+// tile     8 threads a row, 16 rows a block, 1 x 2 elements a thread; top_parts_part in registers
+// traffic  2.2 MB moved, 2.2 MB ideal, 2.5 MB unfused in 3 launches
+// floor    0.3 us at 8 TB/s; instruction-bound at 2.52 flop/B
 // rounding mixed to bf16 when stored; f32 between
-// needs    rows of 4 elements, next to each other
+// needs    rows of 16 elements, next to each other
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -66,15 +66,21 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __builtin_bit_cast(decltype(v), other);
 }
 
-// the largest value over the 2 threads of a row, in every one of them
+// the largest value over the 8 threads of a row, in every one of them
 __device__ __forceinline__ float row_max(float v) {
-  v = larger(v, partner(v, 1));
+  #pragma unroll
+  for (int step = 4; step > 0; step /= 2) {
+    v = larger(v, partner(v, step));
+  }
   return v;
 }
 
-// the sum over the 2 threads of a row, in every one of them
+// the sum over the 8 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v) {
-  v += partner(v, 1);
+  #pragma unroll
+  for (int step = 4; step > 0; step /= 2) {
+    v += partner(v, step);
+  }
   return v;
 }
 
@@ -106,9 +112,9 @@ decoder_layer_mixed(
     long long mixed_stride_G,
     long long mixed_stride_E)
 {
-  constexpr int block_rows = 64;  // that a block takes
-  constexpr int row_threads = 2;
-  const int lane = threadIdx.x % row_threads;  // of the 2 threads that share a row
+  constexpr int block_rows = 16;  // that a block takes
+  constexpr int row_threads = 8;
+  const int lane = threadIdx.x % row_threads;  // of the 8 threads that share a row
   const long long rows = B_size * H_size * G_size * E_size;
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left

@@ -1,15 +1,15 @@
-// decoder_layer_mixed_parts  i32[B, 1, 1, 1], bf16[B, H, G, E], bf16[B, H, T, E], bf16[B, H, T, E] -> f32[4, B, H, G, E], f32[4, B, H, G,
-//   1], f32[4, B, H, G, 1]  at B=8 H=8 G=4 E=128 T=2048
+// decoder_layer_mixed_parts  i32[B, 1, 1, 1], bf16[B, H, G, E], bf16[B, H, T, E], bf16[B, H, T, E] -> f32[16, B, H, G, E], f32[16, B, H,
+//   G, 1], f32[16, B, H, G, 1]  at B=8 H=8 G=4 E=128 T=2048
 // mixed_parts, top_parts, sum_of_exps_parts of decoder_layer.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
 // views    queries is turned as [B, H, G, E]; keys_part is keys as [B, H, T, E]; values_part is values
 //          as [B, H, T, E]
-// tile     16 queries a block of 1 warps, tiles of 32 keys, dealt to 4 blocks by turns, the next tile
+// tile     16 queries a block of 1 warps, tiles of 32 keys, dealt to 16 blocks by turns, the next tile
 //          in registers meanwhile; of keys behind the last that a block's rows need, none are read;
 //          conditions are tested in tiles that an end cuts
-// traffic  67.7 MB moved, 67.7 MB ideal, 71.9 MB with products apart, 76.1 MB unfused in 6 launches
-// floor    8.5 us at 8 TB/s; memory-bound at 3.96 flop/B
+// traffic  69.3 MB moved, 69.3 MB ideal, 73.5 MB with products apart, 77.7 MB unfused in 6 launches
+// floor    8.7 us at 8 TB/s; memory-bound at 3.87 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets values_part; f32 between
 // needs    E=128, T=2048; rows of all operands next to each other; queries, keys_part, values_part,
 //          mixed_parts: address and strides in multiples of 16 B
@@ -49,7 +49,7 @@ __device__ __forceinline__ float power_of_2(float x) {
 // queries of a block, keys of a tile, and all keys
 constexpr int tile_rows = 16, tile_keys = 32, keys = 2048, threads = 64;
 // blocks that share a row's keys, and from one tile of a block to its next
-constexpr int parts = 4, next_tile = parts * tile_keys;
+constexpr int parts = 16, next_tile = parts * tile_keys;
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
 // of 8 lines lies in different banks
 constexpr int queries_pitch = 136, keys_part_pitch = 136, values_part_pitch = 40;

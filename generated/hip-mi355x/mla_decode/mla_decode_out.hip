@@ -1,14 +1,14 @@
-// mla_decode_out  f32[B, H, E, 8], f32[B, H, 1, 8], f32[B, H, 1, 8] -> bf16[B, H, E, 1]  at B=8 H=128 E=512
+// mla_decode_out  f32[B, H, E, 16], f32[B, H, 1, 16], f32[B, H, 1, 16] -> bf16[B, H, E, 1]  at B=8 H=128 E=512
 // out of mla_decode.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s
-// views    out_parts_part is out_parts as [B, H, E, 8]; top_parts_part is top_parts as [B, H, 1, 8];
-//          sum_of_exps_parts_part is sum_of_exps_parts as [B, H, 1, 8]
-// tile     1 thread a row, 128 rows a block, 2 x 4 elements a thread; top_parts_part in registers
-// traffic  17.9 MB moved, 17.9 MB ideal, 18.0 MB unfused in 2 launches
-// floor    2.2 us at 8 TB/s; memory-bound at 2.61 flop/B
+// views    out_parts_part is out_parts as [B, H, E, 16]; top_parts_part is top_parts as [B, H, 1, 16];
+//          sum_of_exps_parts_part is sum_of_exps_parts as [B, H, 1, 16]
+// tile     2 threads a row, 64 rows a block, 2 x 4 elements a thread; top_parts_part in registers
+// traffic  34.7 MB moved, 34.7 MB ideal, 34.9 MB unfused in 2 launches
+// floor    4.3 us at 8 TB/s; memory-bound at 2.55 flop/B
 // rounding out to bf16 when stored; f32 between
-// needs    rows of 8 elements, next to each other
+// needs    rows of 16 elements, next to each other
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -50,6 +50,34 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
+// v of the thread whose lane differs in the bits of step
+__device__ __forceinline__ float partner(float v, int step) {
+  const int word = __builtin_bit_cast(int, v);
+  int other = 0;
+  if (step == 1) other = __builtin_amdgcn_update_dpp(0, word, 0xb1, 0xf, 0xf, true);  // quad_perm:[1,0,3,2]
+  if (step == 2) other = __builtin_amdgcn_update_dpp(0, word, 0x4e, 0xf, 0xf, true);  // quad_perm:[2,3,0,1]
+  if (step == 4) {
+    const int mirrored = __builtin_amdgcn_update_dpp(0, word, 0x141, 0xf, 0xf, true);  // of 8 lanes,
+    other = __builtin_amdgcn_update_dpp(0, mirrored, 0x1b, 0xf, 0xf, true);  // and then of each 4
+  }
+  if (step == 8) other = __builtin_amdgcn_update_dpp(0, word, 0x128, 0xf, 0xf, true);  // row_ror:8
+  if (step == 16) other = __builtin_amdgcn_ds_swizzle(word, 0x401f);  // swizzle(SWAP,16)
+  if (step == 32) other = __shfl_xor(word, 32);
+  return __builtin_bit_cast(decltype(v), other);
+}
+
+// the largest value over the 2 threads of a row, in every one of them
+__device__ __forceinline__ float row_max(float v) {
+  v = larger(v, partner(v, 1));
+  return v;
+}
+
+// the sum over the 2 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v) {
+  v += partner(v, 1);
+  return v;
+}
+
 extern "C" __global__ void __launch_bounds__(128)
 mla_decode_out(
     const float* __restrict__ out_parts_part_ptr,
@@ -73,11 +101,13 @@ mla_decode_out(
     long long out_stride_H,
     long long out_stride_E)
 {
-  constexpr int block_rows = 128;  // that a block takes
+  constexpr int row_threads = 2;
+  constexpr int block_rows = 64;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 2 threads that share a row
   const long long rows = B_size * H_size * E_size;
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
-  const long long own_row = tile * block_rows + threadIdx.x;
+  const long long own_row = tile * block_rows + threadIdx.x / row_threads;
   const bool live = own_row < rows;
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(E_size) / static_cast<unsigned>(H_size);
@@ -95,7 +125,7 @@ mla_decode_out(
   float top_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = v * 4;
+    const int col = (v * row_threads + lane) * 4;
     top_parts_part_vec[v] = load_apart<4>(top_parts_part_row, top_parts_part_stride_elements, col);
   }
   #pragma unroll
@@ -106,7 +136,7 @@ mla_decode_out(
       top_part = larger(top_part, top_parts_part);
     }
   }
-  const float top = top_part;
+  const float top = row_max(top_part);
   const bool top_is_minus_inf = top == (-INFINITY);
   const float pivot = top_is_minus_inf ? 0.0f : top;
 
@@ -118,7 +148,7 @@ mla_decode_out(
   Vec<float, 4> sum_of_exps_parts_part_vec[2];
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = v * 4;
+    const int col = (v * row_threads + lane) * 4;
     out_parts_part_vec[v] = load_apart<4>(out_parts_part_row, out_parts_part_stride_elements, col);
     sum_of_exps_parts_part_vec[v] = load_apart<4>(sum_of_exps_parts_part_row, sum_of_exps_parts_part_stride_elements, col);
   }
@@ -137,11 +167,11 @@ mla_decode_out(
       sum_of_products_part += out_parts_part_times_exp;
     }
   }
-  const float sum_of_exps = sum_of_exps_part;
-  const float sum_of_products = sum_of_products_part;
+  const float sum_of_exps = row_sum(sum_of_exps_part);
+  const float sum_of_products = row_sum(sum_of_products_part);
   const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
   const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
   const float sum_of_products_times_inverse_sum = sum_of_products * inverse_sum;
-  if (live) *out_row = static_cast<__bf16>(sum_of_products_times_inverse_sum);
+  if (live && lane == 0) *out_row = static_cast<__bf16>(sum_of_products_times_inverse_sum);
 }

@@ -1,15 +1,15 @@
-// mla_decode_out_parts  bf16[B, H, D], bf16[B, T, D], bf16[B, T, E], i32[B, 1, 1] -> f32[8, B, H, E], f32[8, B, H, 1], f32[8, B, H, 1]  at
-//   B=8 H=128 D=576 T=8192 E=512
+// mla_decode_out_parts  bf16[B, H, D], bf16[B, T, D], bf16[B, T, E], i32[B, 1, 1] -> f32[16, B, H, E], f32[16, B, H, 1], f32[16, B, H, 1]
+//   at B=8 H=128 D=576 T=8192 E=512
 // out_parts, top_parts, sum_of_exps_parts of mla_decode.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
 // views    kv_offset_0 is kv[..., :E]
-// tile     16 queries a block of 4 warps, 4 for each 16, tiles of 64 keys, dealt to 8 blocks by turns,
+// tile     32 queries a block of 4 warps, 2 for each 16, tiles of 32 keys, dealt to 16 blocks by turns,
 //          whose first columns are the values, the next tile in registers meanwhile; of keys behind the
 //          last that a block's rows need, none are read; conditions are tested in tiles that an end
 //          cuts
-// traffic  93.5 MB moved, 93.5 MB ideal, 227.7 MB with products apart, 295.0 MB unfused in 6 launches
-// floor    11.7 us at 8 TB/s; memory-bound at 195.18 flop/B
+// traffic  110.4 MB moved, 110.4 MB ideal, 244.6 MB with products apart, 311.8 MB unfused in 6 launches
+// floor    13.8 us at 8 TB/s; memory-bound at 165.40 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets kv_offset_0; f32 between
 // needs    D=576, T=8192, E=512; rows of all operands next to each other; q, kv, out_parts: address and
 //          strides in multiples of 16 B; kv_offset_0: the first columns of kv's rows, where they are
@@ -48,17 +48,17 @@ __device__ __forceinline__ float power_of_2(float x) {
 }
 
 // queries of a block, keys of a tile, and all keys
-constexpr int tile_rows = 16, tile_keys = 64, keys = 8192, threads = 256;
+constexpr int tile_rows = 32, tile_keys = 32, keys = 8192, threads = 256;
 // warps that share 16 queries, and what each of them has: keys of a tile, and columns of the values
-constexpr int beside = 4, warp_keys = 16, warp_columns = 128;
+constexpr int beside = 2, warp_keys = 16, warp_columns = 256;
 // blocks that share a row's keys, and from one tile of a block to its next
-constexpr int parts = 8, next_tile = parts * tile_keys;
+constexpr int parts = 16, next_tile = parts * tile_keys;
 constexpr int kv_chunks = 72;  // 16 bytes each, of a line
 // elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
 // of 8 lines lies in different banks
-constexpr int kv_pitch = 584, weights_pitch = 72;
-constexpr int kv_offset_0_at = 0, kv_offset_0_pitch = kv_pitch, stage_elements = 37376;  // values are columns of keys; and to the next stage
-constexpr int weights_at = 37376, told_at = 77056;  // halves, and bytes
+constexpr int kv_pitch = 584, weights_pitch = 40;
+constexpr int kv_offset_0_at = 0, kv_offset_0_pitch = kv_pitch, stage_elements = 18688;  // values are columns of keys; and to the next stage
+constexpr int weights_at = 18688, told_at = 39936;  // halves, and bytes
 // columns of sums in shared memory at a time, and floats of a row of them
 constexpr int columns_at_once = 128, sums_stride = 132;
 
@@ -198,17 +198,17 @@ mla_decode_out_parts(
   // what the thread brings of queries, and of each tile of keys and values
   __bf16* const ring = reinterpret_cast<__bf16*>(shared);
   const __bf16* const kv_from = kv_ptr + B_at * kv_stride_B;
-  Vec<__bf16, 8> kv_held[18];
+  Vec<__bf16, 8> kv_held[9];
   const auto fetch_tile = [&](int key0) {
     #pragma unroll
-    for (int v = 0; v < 18; ++v) {
+    for (int v = 0; v < 9; ++v) {
       const int chunk = v * threads + threadIdx.x, line = chunk / kv_chunks, at = chunk % kv_chunks * 8;
       kv_held[v] = load_chunk<8>(kv_from + (key0 + line) * kv_ld + at, 8);
     }
   };
   const auto put_tile = [&](int stage) {
     #pragma unroll
-    for (int v = 0; v < 18; ++v) {
+    for (int v = 0; v < 9; ++v) {
       const int chunk = v * threads + threadIdx.x, line = chunk / kv_chunks, at = chunk % kv_chunks * 8;
       __bf16* const to = ring + stage * stage_elements;
       store<8>(to + line * kv_pitch + at, kv_held[v]);
@@ -242,7 +242,7 @@ mla_decode_out_parts(
   // where the lane puts its weights, and where it takes those of the warp's rows from
   __bf16* const weights_to = ring + weights_at + own_row * weights_pitch + warp_key + lane / 16 * 4;
   const __bf16* const weights_lane = ring + weights_at + own_row * weights_pitch + lane / 16 * 4;
-  Sums e_times_kv_offset_0_sums[8] = {};
+  Sums e_times_kv_offset_0_sums[16] = {};
 
   for (int tile_key = first_key, tile = 0; tile_key < end_key; tile_key += next_tile, ++tile) {
     const int stage = tile % 1;
@@ -300,7 +300,7 @@ mla_decode_out_parts(
     pivots[0] = pivot;
     summed[0] *= shrinks[0];
     #pragma unroll
-    for (int d = 0; d < 8; ++d) {
+    for (int d = 0; d < 16; ++d) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) e_times_kv_offset_0_sums[d][i] *= shrinks[0];
     }
@@ -316,15 +316,11 @@ mla_decode_out_parts(
     __syncthreads();
 
     // weights times the warp's columns of the values
+    const Half weights_part = load_halves(weights_lane);
     #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const Half weights_part = load_halves(weights_lane + n * 32);
-      #pragma unroll
-      for (int d = 0; d < 8; ++d) {
-        const Half kv_offset_0_part = load_down<kv_offset_0_pitch>(kv_offset_0_lane + stage * stage_elements + n * 32 * kv_offset_0_pitch
-            + d * 16);
-        e_times_kv_offset_0_sums[d] = __builtin_amdgcn_mfma_f32_16x16x32_bf16(kv_offset_0_part, weights_part, e_times_kv_offset_0_sums[d], 0, 0, 0);
-      }
+    for (int d = 0; d < 16; ++d) {
+      const Half kv_offset_0_part = load_down<kv_offset_0_pitch>(kv_offset_0_lane + stage * stage_elements + d * 16);
+      e_times_kv_offset_0_sums[d] = __builtin_amdgcn_mfma_f32_16x16x32_bf16(kv_offset_0_part, weights_part, e_times_kv_offset_0_sums[d], 0, 0, 0);
     }
     __syncthreads();
   }
@@ -348,7 +344,7 @@ mla_decode_out_parts(
 
   for (int first_col = 0; first_col < 512; first_col += columns_at_once) {
     #pragma unroll
-    for (int d = 0; d < 8; ++d) {
+    for (int d = 0; d < 16; ++d) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int m = warp_row + lane % 16;
@@ -357,9 +353,10 @@ mla_decode_out_parts(
       }
     }
     __syncthreads();
-    {
-      const int m = static_cast<int>((threadIdx.x) / 16);
-      const int col = first_col + static_cast<int>((threadIdx.x) % 16) * 8;
+    #pragma unroll 2
+    for (int v = 0; v < 2; ++v) {
+      const int m = static_cast<int>((v * threads + threadIdx.x) / 16);
+      const int col = first_col + static_cast<int>((v * threads + threadIdx.x) % 16) * 8;
       if (m < rows_here) {
         const long long row = row0 + m;
         const float top = row_largest[m];
