@@ -5,7 +5,7 @@
 //         return F.layernorm(x, eps=1e-6) * (1 + scale) + shift
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s
-// tile     a warp a row, 2 rows a block, 6 x 8 elements a thread; x, centered in registers
+// tile     a block of 128 threads a row, 3 x 8 elements a thread; x, centered in registers
 // traffic  201.5 MB moved, 201.5 MB ideal, 705.0 MB unfused in 4 launches
 // floor    25.2 us at 8 TB/s; memory-bound at 2.00 flop/B
 // rounding out to bf16 when stored; f32 between
@@ -17,12 +17,6 @@ template <typename T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
-
-// x, of which the compiler knows nothing: where it knows a row's number to be a quotient and a rest, NVRTC writes the first
-// vector of each thread value by value
-__device__ __forceinline__ long long unknown(long long x) {
-  return x;
-}
 
 // the vector at p, which is aligned to it
 template <int N, typename T>
@@ -52,12 +46,18 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __builtin_bit_cast(decltype(v), other);
 }
 
-// the sum over the 64 threads of a row, in every one of them
-__device__ __forceinline__ float row_sum(float v) {
+// the sum over the 128 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v, float* part) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
     v += partner(v, step);
   }
+  if (threadIdx.x % 64 == 0) {
+    part[threadIdx.x / 64] = v;
+  }
+  __syncthreads();
+  v = part[threadIdx.x % 2];
+  v += partner(v, 1);
   return v;
 }
 
@@ -76,46 +76,47 @@ adaln_modulate(
     long long out_stride_B,
     long long out_stride_S)
 {
-  constexpr int row_threads = 64;
-  constexpr int block_rows = 2;  // that a block takes
-  const int lane = threadIdx.x % row_threads;  // of the 64 threads that share a row
+  constexpr int row_threads = 128;
+  const int lane = threadIdx.x;  // of the 128 threads that share a row
+  __shared__ float part[2][2];
   const long long rows = B_size * S_size;
-  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
-  const long long own_row = tile * block_rows + threadIdx.x / row_threads;
-  const bool live = own_row < rows;
-  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
+  const long long row = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (row >= rows) return;  // the grid's last line is longer than what is left
   const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(S_size);
   const unsigned S_at = static_cast<unsigned>(row) % static_cast<unsigned>(S_size);
   const __bf16* const x_row = x_ptr + B_at * x_stride_B + S_at * x_stride_S;
   const __bf16* const scale_row = scale_ptr + B_at * scale_stride_B;
   const __bf16* const shift_value_row = shift_value_ptr + B_at * shift_value_stride_B;
-  __bf16* const out_row = out_ptr + unknown(B_at * out_stride_B + S_at * out_stride_S);
-  Vec<__bf16, 8> x_vec[6];
-  float centered_kept[6][8];
+  __bf16* const out_row = out_ptr + B_at * out_stride_B + S_at * out_stride_S;
+  Vec<__bf16, 8> scale_vec[3];
+  Vec<__bf16, 8> shift_value_vec[3];
+  Vec<__bf16, 8> x_vec[3];
+  float centered_kept[3][8];
 
-  // pass 1 of 3: read x; keep x; sum_of_x = sum(x)
+  // pass 1 of 3: read scale, shift_value ahead; read x; keep x; sum_of_x = sum(x)
   float sum_of_x_part = 0.0f;
   #pragma unroll
-  for (int v = 0; v < 6; ++v) {
+  for (int v = 0; v < 3; ++v) {
     const int col = (v * row_threads + lane) * 8;
+    scale_vec[v] = load<8>(scale_row + col);
+    shift_value_vec[v] = load<8>(shift_value_row + col);
     x_vec[v] = load<8>(x_row + col);
   }
   #pragma unroll
-  for (int v = 0; v < 6; ++v) {
+  for (int v = 0; v < 3; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float x = static_cast<float>(x_vec[v].at[j]);
       sum_of_x_part += x;
     }
   }
-  const float sum_of_x = row_sum(sum_of_x_part);
+  const float sum_of_x = row_sum(sum_of_x_part, part[0]);
   const float mean = sum_of_x / 3072.0f;
 
   // pass 2 of 3: keep centered; sum_of_squares = sum(square)
   float sum_of_squares_part = 0.0f;
   #pragma unroll
-  for (int v = 0; v < 6; ++v) {
+  for (int v = 0; v < 3; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float x = static_cast<float>(x_vec[v].at[j]);
@@ -125,22 +126,20 @@ adaln_modulate(
       sum_of_squares_part += square;
     }
   }
-  const float sum_of_squares = row_sum(sum_of_squares_part);
+  const float sum_of_squares = row_sum(sum_of_squares_part, part[1]);
   const float variance = sum_of_squares / 3072.0f;
   const float variance_plus_eps = variance + 1e-06f;
   const float rstd = rsqrtf(variance_plus_eps);
 
-  // pass 3 of 3: read scale, shift_value; write out
+  // pass 3 of 3: write out
   #pragma unroll
-  for (int v = 0; v < 6; ++v) {
+  for (int v = 0; v < 3; ++v) {
     const int col = (v * row_threads + lane) * 8;
-    const Vec<__bf16, 8> scale_vec = load<8>(scale_row + col);
-    const Vec<__bf16, 8> shift_value_vec = load<8>(shift_value_row + col);
     Vec<__bf16, 8> out_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float scale = static_cast<float>(scale_vec.at[j]);
-      const float shift_value = static_cast<float>(shift_value_vec.at[j]);
+      const float scale = static_cast<float>(scale_vec[v].at[j]);
+      const float shift_value = static_cast<float>(shift_value_vec[v].at[j]);
       const float centered = centered_kept[v][j];
       const float normalized = centered * rstd;
       const float add = 1.0f + scale;
@@ -148,6 +147,6 @@ adaln_modulate(
       const float mul_plus_shift_value = mul + shift_value;
       out_vec.at[j] = static_cast<__bf16>(mul_plus_shift_value);
     }
-    if (live) store<8>(out_row + col, out_vec);
+    store<8>(out_row + col, out_vec);
   }
 }

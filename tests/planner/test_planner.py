@@ -322,6 +322,16 @@ def normed(x: f32[M, N], gamma: f32[N], beta: f32[N]) -> f32[M, N]:
     return F.layernorm(x, gamma, beta)
 
 
+def test_what_the_rows_of_a_sample_share_is_read_ahead_of_the_row() -> None:
+    """Each block asks the L2 cache for it, which takes longer where it is used."""
+    found = row_plans(SPECS["adaln_modulate"].graph, H200)
+    first = found[0]
+    assert [load.value for load in first.passes[0].loads] == ["scale", "shift_value", "x"]
+    assert {load.when for load in first.passes[0].loads[:2]} == {"ahead"}
+    at_own = next(made for made in found if all(load.when != "ahead" for load in made.passes[0].loads))
+    assert at_own.cost.time_us > first.cost.time_us
+
+
 def test_vectors_are_read_ahead_where_registers_have_room() -> None:
     """With 1024 threads there are 64 registers, and NVRTC 13.0 spilled 60 B of 5 x 4 elements and two vectors ahead."""
     made = {p.configuration: p for p in row_plans(normed.graph, H200)}["rowwise registers 1024/1024 5x4"]

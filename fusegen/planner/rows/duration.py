@@ -57,9 +57,12 @@ WHOLE_BYTES = 256
 APART_BYTES = 9  # the fit to whole chains; head_layernorm of 64 took 110 us by 32 B and 77 by 64 B
 APART_MISALIGNED_BYTES = 32  # where rows start anywhere and are written, a run lies across one more sector
 FROM_L2_SHARE = 0.16  # time of a byte from the L2 cache, in that of one from DRAM
-# The same of a row that is partly kept, which the fit counted as bytes of DRAM: with 7 of 8 vectors kept a softmax at
-# 4096 x 131072 took 568 us, by clusters that keep all 560.
+# The same of a row that is partly kept: with 7 of 8 vectors a softmax at 4096 x 131072 took 568 us, by clusters 560.
 FROM_L2_PARTLY_SHARE = 1.0
+# Of a byte of what some rows share, which each block asks for where it is used: adaLN's modulation of 16 x 1024 x 3072
+# in bf16 took 62.9 to 64.8 us so, and 55.1 to 58.7 where scale and shift were asked for before the row; a LayerNorm 53.
+SHARED_LATE_SHARE = 0.12
+PACKED_AHEAD_FACTOR = 1.05  # before the row, which stays as read: 60.2 us, with values 56.4; 86.8 and 77.6 at N=4096
 # By asynchronous copies, where the same bytes could have stayed in registers: add_rmsnorm 16384 x 4096 took 140 us so
 # and 134 to 136 in registers, 16384 x 8192 266.6 and 262.4, a causal softmax of 32 x 4096 x 4096 414 and 404.
 COPIED_FACTOR = 1.05
@@ -355,6 +358,8 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
         memory_us *= MASKED_FACTOR
     if tile.cluster > 1:
         memory_us *= CLUSTERED_FACTOR
+    if work.packed and any(load.when == "ahead" and load.access.strided for load in reads):
+        memory_us *= PACKED_AHEAD_FACTOR
     if work.ragged and tile.vector > 1 and not work.whole and not work.bulk:
         memory_us *= BRANCHED_FACTOR if writes else BRANCHED_SUMS_FACTOR
     if work.unrolled and not work.ragged and not work.flat and work.passes:
@@ -384,10 +389,11 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     barriers_us = (
         reductions * WARP_US * tile.row_threads / target.warp / beside if tile.row_threads > target.warp else 0.0
     )
+    late_us = SHARED_LATE_SHARE * asked_late(work, graph.cols) / (target.dram_gbs * COPY_SHARE * 1e3)
     return Cost(
         traffic=moved,
         floor_us=floor_us(target, moved),
-        time_us=LAUNCH_US + overlapped((memory_us, issue_us, waiting_us), OVERLAP_EXPONENT) + barriers_us,
+        time_us=LAUNCH_US + overlapped((memory_us, issue_us, waiting_us), OVERLAP_EXPONENT) + barriers_us + late_us,
         bound="memory" if memory_us >= issue_us else "instruction",
         in_flight_bytes=resident * tile.threads * vectors * tile.vector * first,
         registers=registers,
@@ -399,6 +405,14 @@ def shared_by_rows(work: Work, cols: int) -> float:
     """Bytes of the vectors that every row shares, as far as a block reads them."""
     vectors = (a for a in work.accesses if a.by_column and not (a.strided or a.output or a.group))
     return sum(a.dtype.bytes for a in vectors) * cols / work.tile.cluster
+
+
+def asked_late(work: Work, cols: int) -> float:
+    """Bytes that all blocks ask for in later passes of what some rows share, as those of one sample do."""
+    whole = max(len(access.strided) for access in work.accesses)
+    late = {load.access for row_pass in work.passes[1:] for load in row_pass.loads if from_memory(load)}
+    some = sum(a.dtype.bytes for a in late if 0 < len(a.strided) < whole and not a.group)
+    return some * work.blocks * cols / work.tile.cluster
 
 
 def from_memory(load: Load) -> bool:

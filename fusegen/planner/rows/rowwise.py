@@ -302,7 +302,7 @@ def ways_to_read(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[Schedu
     if late != planned and (prefetching := prefetched(draft, late, tile)) != late:
         yield prefetching
     held = tile.per_thread * tile.vector
-    if held <= MOST_AHEAD_ELEMENTS and (early := read_ahead(planned)) != planned:
+    if held <= MOST_AHEAD_ELEMENTS and (early := read_ahead(draft, planned)) != planned:
         ahead = sum(load.when == "ahead" for load in early.passes[0].loads)
         if draft.divides or held * ahead <= MOST_AHEAD_ACROSS_ELEMENTS:
             yield early
@@ -370,15 +370,17 @@ def can_persist(draft: Draft, planned: Schedule) -> bool:
     )
 
 
-def read_ahead(planned: Schedule) -> Schedule:
-    """The passes, with what later ones read of vectors that every row shares read before the first."""
+def read_ahead(draft: Draft, planned: Schedule) -> Schedule:
+    """The passes, with what later ones read of vectors that rows share, all of them or those of one sample, read before
+    the first."""
     first, *later = planned.passes
     early = {load.access.tensor for load in first.loads}
     ahead: dict[str, Load] = {}
     for row_pass in later:
         for load in row_pass.loads:
-            shared = load.when == "now" and not load.access.strided and load.access.mode == "vector"
-            if shared and load.access.tensor not in early:
+            access = load.access
+            shared = access.by_column and len(access.strided) < len(draft.dims) and access.mode == "vector"
+            if shared and load.when == "now" and load.access.tensor not in early:
                 ahead.setdefault(load.access.tensor, replace(load, when="ahead"))
     if not ahead or any(row_pass.until for row_pass in planned.passes):
         return planned

@@ -1,6 +1,6 @@
 // qk_norm_rope: 2 steps in one launch of 128 threads a block
 //
-// because  one launch is expected to take 228.3 us, and one for each step 230.3
+// because  one launch is expected to take 229.0 us, and one for each step 231.0
 //
 // a. qk_norm_rope_q_turned  bf16[T, H, D_half], bf16[T, H, D_half], bf16[D_half], bf16[D_half], f32[T, 1, D_half], f32[T, 1, D_half] ->
 //      bf16[T, H, D_half], bf16[T, H, D_half]  at T=16384 H=32 D_half=64

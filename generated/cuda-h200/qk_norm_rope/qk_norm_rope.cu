@@ -1,6 +1,6 @@
 // qk_norm_rope: 2 steps in one launch of 128 threads a block
 //
-// because  one launch is expected to take 98.4 us, and one for each step 100.4
+// because  one launch is expected to take 99.0 us, and one for each step 101.0
 //
 // a. qk_norm_rope_q_turned  bf16[T, H, D_half], bf16[T, H, D_half], bf16[D_half], bf16[D_half], f32[T, 1, D_half], f32[T, 1, D_half] ->
 //      bf16[T, H, D_half], bf16[T, H, D_half]  at T=16384 H=32 D_half=64
@@ -10,7 +10,7 @@
 //    views    q_low is q[..., :D // 2]; q_high is q[..., D // 2:]; q_gain_low is q_gain[:D // 2];
 //             q_gain_high is q_gain[D // 2:]; q_turned_low is q_turned[..., :D // 2]; q_turned_high is
 //             q_turned[..., D // 2:]
-//    tile     8 threads a row, 16 rows a block, 1 x 8 elements a thread; q_low, q_high in registers, as
+//    tile     4 threads a row, 32 rows a block, 2 x 8 elements a thread; q_low, q_high in registers, as
 //             read
 //    traffic  276.8 MB moved, 276.8 MB ideal, 2446.3 MB unfused in 18 launches
 //    floor    57.7 us at 4.8 TB/s; memory-bound at 1.73 flop/B
@@ -27,7 +27,7 @@
 //    views    k_low is k[..., :D // 2]; k_high is k[..., D // 2:]; k_gain_low is k_gain[:D // 2];
 //             k_gain_high is k_gain[D // 2:]; k_turned_low is k_turned[..., :D // 2]; k_turned_high is
 //             k_turned[..., D // 2:]
-//    tile     8 threads a row, 16 rows a block, 1 x 8 elements a thread; k_low, k_high in registers, as
+//    tile     4 threads a row, 32 rows a block, 2 x 8 elements a thread; k_low, k_high in registers, as
 //             read
 //    traffic  75.5 MB moved, 75.5 MB ideal, 624.2 MB unfused in 18 launches
 //    floor    15.7 us at 4.8 TB/s; memory-bound at 1.59 flop/B
@@ -78,10 +78,10 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// the sum over the 8 threads of a row, in every one of them
+// the sum over the 4 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
-  for (int step = 4; step > 0; step /= 2) {
+  for (int step = 2; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
@@ -111,9 +111,9 @@ __device__ __forceinline__ void part_a(
     long long q_turned_high_stride_T,
     long long q_turned_high_stride_H)
 {
-  constexpr int block_rows = 16;  // that a block takes
-  constexpr int row_threads = 8;
-  const int lane = threadIdx.x % row_threads;  // of the 8 threads that share a row
+  constexpr int row_threads = 4;
+  constexpr int block_rows = 32;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 4 threads that share a row
   const long long rows = T_size * H_size;
   const long long own_row = static_cast<long long>(block) * block_rows + threadIdx.x / row_threads;
   const bool live = own_row < rows;
@@ -126,21 +126,25 @@ __device__ __forceinline__ void part_a(
   const float* const sine_row = sine_ptr + T_at * sine_stride_T;
   __nv_bfloat16* const q_turned_low_row = q_turned_low_ptr + unknown(T_at * q_turned_low_stride_T + H_at * q_turned_low_stride_H);
   __nv_bfloat16* const q_turned_high_row = q_turned_high_ptr + unknown(T_at * q_turned_high_stride_T + H_at * q_turned_high_stride_H);
-  const int col = lane * 8;
-  Vec<__nv_bfloat16, 8> q_low_vec;
-  Vec<__nv_bfloat16, 8> q_high_vec;
+  Vec<__nv_bfloat16, 8> q_low_vec[2];
+  Vec<__nv_bfloat16, 8> q_high_vec[2];
 
   // pass 1 of 2: read q_low, q_high; keep q_low, q_high; sum_of_squares = sum(square); sum_of_square_of_q_high =
   //   sum(square_of_q_high)
   float sum_of_squares_part = 0.0f;
   float sum_of_square_of_q_high_part = 0.0f;
-  {
-    q_low_vec = load<8>(q_low_row + col);
-    q_high_vec = load<8>(q_high_row + col);
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * row_threads + lane) * 8;
+    q_low_vec[v] = load<8>(q_low_row + col);
+    q_high_vec[v] = load<8>(q_high_row + col);
+  }
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float q_low = __bfloat162float(q_low_vec.at[j]);
-      const float q_high = __bfloat162float(q_high_vec.at[j]);
+      const float q_low = __bfloat162float(q_low_vec[v].at[j]);
+      const float q_high = __bfloat162float(q_high_vec[v].at[j]);
       const float square = q_low * q_low;
       const float square_of_q_high = q_high * q_high;
       sum_of_squares_part += square;
@@ -157,9 +161,13 @@ __device__ __forceinline__ void part_a(
   const float rsqrt_ = rsqrtf(add);
 
   // pass 2 of 2: read q_gain_low, cosine, q_gain_high, sine; write q_turned_low, q_turned_high
-  leave_packed(q_low_vec);
-  leave_packed(q_high_vec);
-  {
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) leave_packed(q_low_vec[v]);
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) leave_packed(q_high_vec[v]);
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * row_threads + lane) * 8;
     const Vec<__nv_bfloat16, 8> q_gain_low_vec = load<8>(q_gain_low_ptr + col);
     const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__nv_bfloat16, 8> q_gain_high_vec = load<8>(q_gain_high_ptr + col);
@@ -168,8 +176,8 @@ __device__ __forceinline__ void part_a(
     Vec<__nv_bfloat16, 8> q_turned_high_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float q_low = __bfloat162float(q_low_vec.at[j]);
-      const float q_high = __bfloat162float(q_high_vec.at[j]);
+      const float q_low = __bfloat162float(q_low_vec[v].at[j]);
+      const float q_high = __bfloat162float(q_high_vec[v].at[j]);
       const float q_gain_low = __bfloat162float(q_gain_low_vec.at[j]);
       const float cosine = cosine_vec.at[j];
       const float q_gain_high = __bfloat162float(q_gain_high_vec.at[j]);
@@ -216,9 +224,9 @@ __device__ __forceinline__ void part_b(
     long long k_turned_high_stride_T,
     long long k_turned_high_stride_K)
 {
-  constexpr int block_rows = 16;  // that a block takes
-  constexpr int row_threads = 8;
-  const int lane = threadIdx.x % row_threads;  // of the 8 threads that share a row
+  constexpr int row_threads = 4;
+  constexpr int block_rows = 32;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 4 threads that share a row
   const long long rows = T_size * K_size;
   const long long own_row = static_cast<long long>(block) * block_rows + threadIdx.x / row_threads;
   const bool live = own_row < rows;
@@ -231,21 +239,25 @@ __device__ __forceinline__ void part_b(
   const float* const sine_row = sine_ptr + T_at * sine_stride_T;
   __nv_bfloat16* const k_turned_low_row = k_turned_low_ptr + unknown(T_at * k_turned_low_stride_T + K_at * k_turned_low_stride_K);
   __nv_bfloat16* const k_turned_high_row = k_turned_high_ptr + unknown(T_at * k_turned_high_stride_T + K_at * k_turned_high_stride_K);
-  const int col = lane * 8;
-  Vec<__nv_bfloat16, 8> k_low_vec;
-  Vec<__nv_bfloat16, 8> k_high_vec;
+  Vec<__nv_bfloat16, 8> k_low_vec[2];
+  Vec<__nv_bfloat16, 8> k_high_vec[2];
 
   // pass 1 of 2: read k_low, k_high; keep k_low, k_high; sum_of_squares = sum(square); sum_of_square_of_k_high =
   //   sum(square_of_k_high)
   float sum_of_squares_part = 0.0f;
   float sum_of_square_of_k_high_part = 0.0f;
-  {
-    k_low_vec = load<8>(k_low_row + col);
-    k_high_vec = load<8>(k_high_row + col);
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * row_threads + lane) * 8;
+    k_low_vec[v] = load<8>(k_low_row + col);
+    k_high_vec[v] = load<8>(k_high_row + col);
+  }
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float k_low = __bfloat162float(k_low_vec.at[j]);
-      const float k_high = __bfloat162float(k_high_vec.at[j]);
+      const float k_low = __bfloat162float(k_low_vec[v].at[j]);
+      const float k_high = __bfloat162float(k_high_vec[v].at[j]);
       const float square = k_low * k_low;
       const float square_of_k_high = k_high * k_high;
       sum_of_squares_part += square;
@@ -262,9 +274,13 @@ __device__ __forceinline__ void part_b(
   const float rsqrt_ = rsqrtf(add);
 
   // pass 2 of 2: read k_gain_low, cosine, k_gain_high, sine; write k_turned_low, k_turned_high
-  leave_packed(k_low_vec);
-  leave_packed(k_high_vec);
-  {
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) leave_packed(k_low_vec[v]);
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) leave_packed(k_high_vec[v]);
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * row_threads + lane) * 8;
     const Vec<__nv_bfloat16, 8> k_gain_low_vec = load<8>(k_gain_low_ptr + col);
     const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
     const Vec<__nv_bfloat16, 8> k_gain_high_vec = load<8>(k_gain_high_ptr + col);
@@ -273,8 +289,8 @@ __device__ __forceinline__ void part_b(
     Vec<__nv_bfloat16, 8> k_turned_high_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float k_low = __bfloat162float(k_low_vec.at[j]);
-      const float k_high = __bfloat162float(k_high_vec.at[j]);
+      const float k_low = __bfloat162float(k_low_vec[v].at[j]);
+      const float k_high = __bfloat162float(k_high_vec[v].at[j]);
       const float k_gain_low = __bfloat162float(k_gain_low_vec.at[j]);
       const float cosine = cosine_vec.at[j];
       const float k_gain_high = __bfloat162float(k_gain_high_vec.at[j]);

@@ -123,14 +123,22 @@ __device__ __forceinline__ void part_a(
   __bf16* const q_turned_low_row = q_turned_low_ptr + unknown(T_at * q_turned_low_stride_T + H_at * q_turned_low_stride_H);
   __bf16* const q_turned_high_row = q_turned_high_ptr + unknown(T_at * q_turned_high_stride_T + H_at * q_turned_high_stride_H);
   const int col = lane * 8;
+  Vec<__bf16, 8> q_gain_low_vec;
+  Vec<float, 8> cosine_vec;
+  Vec<__bf16, 8> q_gain_high_vec;
+  Vec<float, 8> sine_vec;
   Vec<__bf16, 8> q_low_vec;
   Vec<__bf16, 8> q_high_vec;
 
-  // pass 1 of 2: read q_low, q_high; keep q_low, q_high; sum_of_squares = sum(square); sum_of_square_of_q_high =
-  //   sum(square_of_q_high)
+  // pass 1 of 2: read q_gain_low, cosine, q_gain_high, sine ahead; read q_low, q_high; keep q_low, q_high;
+  //   sum_of_squares = sum(square); sum_of_square_of_q_high = sum(square_of_q_high)
   float sum_of_squares_part = 0.0f;
   float sum_of_square_of_q_high_part = 0.0f;
   {
+    q_gain_low_vec = load<8>(q_gain_low_ptr + col);
+    cosine_vec = load<8>(cosine_row + col);
+    q_gain_high_vec = load<8>(q_gain_high_ptr + col);
+    sine_vec = load<8>(sine_row + col);
     q_low_vec = load<8>(q_low_row + col);
     q_high_vec = load<8>(q_high_row + col);
     #pragma unroll
@@ -152,12 +160,8 @@ __device__ __forceinline__ void part_a(
   const float add = quotient_from_q_low + 1e-06f;
   const float rsqrt_ = rsqrtf(add);
 
-  // pass 2 of 2: read q_gain_low, cosine, q_gain_high, sine; write q_turned_low, q_turned_high
+  // pass 2 of 2: write q_turned_low, q_turned_high
   {
-    const Vec<__bf16, 8> q_gain_low_vec = load<8>(q_gain_low_ptr + col);
-    const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
-    const Vec<__bf16, 8> q_gain_high_vec = load<8>(q_gain_high_ptr + col);
-    const Vec<float, 8> sine_vec = load<8>(sine_row + col);
     Vec<__bf16, 8> q_turned_low_vec;
     Vec<__bf16, 8> q_turned_high_vec;
     #pragma unroll
@@ -226,14 +230,22 @@ __device__ __forceinline__ void part_b(
   __bf16* const k_turned_low_row = k_turned_low_ptr + unknown(T_at * k_turned_low_stride_T + K_at * k_turned_low_stride_K);
   __bf16* const k_turned_high_row = k_turned_high_ptr + unknown(T_at * k_turned_high_stride_T + K_at * k_turned_high_stride_K);
   const int col = lane * 8;
+  Vec<__bf16, 8> k_gain_low_vec;
+  Vec<float, 8> cosine_vec;
+  Vec<__bf16, 8> k_gain_high_vec;
+  Vec<float, 8> sine_vec;
   Vec<__bf16, 8> k_low_vec;
   Vec<__bf16, 8> k_high_vec;
 
-  // pass 1 of 2: read k_low, k_high; keep k_low, k_high; sum_of_squares = sum(square); sum_of_square_of_k_high =
-  //   sum(square_of_k_high)
+  // pass 1 of 2: read k_gain_low, cosine, k_gain_high, sine ahead; read k_low, k_high; keep k_low, k_high;
+  //   sum_of_squares = sum(square); sum_of_square_of_k_high = sum(square_of_k_high)
   float sum_of_squares_part = 0.0f;
   float sum_of_square_of_k_high_part = 0.0f;
   {
+    k_gain_low_vec = load<8>(k_gain_low_ptr + col);
+    cosine_vec = load<8>(cosine_row + col);
+    k_gain_high_vec = load<8>(k_gain_high_ptr + col);
+    sine_vec = load<8>(sine_row + col);
     k_low_vec = load<8>(k_low_row + col);
     k_high_vec = load<8>(k_high_row + col);
     #pragma unroll
@@ -255,12 +267,8 @@ __device__ __forceinline__ void part_b(
   const float add = quotient_from_k_low + 1e-06f;
   const float rsqrt_ = rsqrtf(add);
 
-  // pass 2 of 2: read k_gain_low, cosine, k_gain_high, sine; write k_turned_low, k_turned_high
+  // pass 2 of 2: write k_turned_low, k_turned_high
   {
-    const Vec<__bf16, 8> k_gain_low_vec = load<8>(k_gain_low_ptr + col);
-    const Vec<float, 8> cosine_vec = load<8>(cosine_row + col);
-    const Vec<__bf16, 8> k_gain_high_vec = load<8>(k_gain_high_ptr + col);
-    const Vec<float, 8> sine_vec = load<8>(sine_row + col);
     Vec<__bf16, 8> k_turned_low_vec;
     Vec<__bf16, 8> k_turned_high_vec;
     #pragma unroll
