@@ -20,11 +20,12 @@ from fusegen.planner import candidates
 from fusegen.planner.model import Source
 from fusegen.planner.programs.column_parts import parted
 from fusegen.planner.programs.model import ProgramPlan
-from fusegen.planner.programs.search import step_of, whole
+from fusegen.planner.programs.search import cheapest, step_of, whole
 from fusegen.runtime import Kernel
 from fusegen.runtime.finding import find
 from fusegen.targets import target
 from fusegen.validation import validate
+from tests.specs import SHIPPED
 
 try:
     compiler()
@@ -142,6 +143,13 @@ def test_rows_are_read_once() -> None:
     program = two_kernels(norm_backward.graph, "cuda:h200", True, 1)
     moved = {t.tensor: t.moved / t.ideal for t in program.steps[0].plan.cost.traffic.tensors}
     assert moved["x"] == moved["dy"] == 1.0
+
+
+def test_rows_that_are_written_come_by_copies_of_8_bytes() -> None:
+    """By three blocks an SM: four leave the L1 cache less room than they fill."""
+    program = cheapest(SHIPPED["rmsnorm_backward"].graph, target("cuda:h200"))
+    plan: Any = program.steps[0].plan
+    assert (plan.in_turn.count, plan.tile.vector, plan.tile.threads) == (396, 4, 256)
 
 
 def test_values_behind_the_sums_that_need_rows_stay_in_one_piece() -> None:

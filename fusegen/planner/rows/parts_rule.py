@@ -30,7 +30,7 @@ from fusegen.language.graph import Graph
 from fusegen.planner.matching import NoMatch, NotFor, need_countable, need_no_product, need_no_selection
 from fusegen.planner.model import Access, Cost, Layout, RowPlan, Staging, Tile
 from fusegen.planner.parts import InTurn
-from fusegen.planner.pieces import WORD_BYTES, row_threads_text, vector_widths
+from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, row_threads_text, vector_widths
 from fusegen.planner.rows.assembly import Draft, assemble, row_draft
 from fusegen.planner.rows.duration import (
     COPY_SHARE,
@@ -57,6 +57,14 @@ BESIDE_SEVERAL = 16  # registers where sums of several columns are kept: with fe
 MOST_PARTS_WORDS = 64  # registers of a thread that hold its columns' values: more would leave too few for a row
 # From asking for a byte to having it, where memory is at its rate: 40 KB an SM in flight are 4.8 TB/s over 132 of them.
 FLIGHT_US = 1.1
+# Rows that come by asynchronous copies to several blocks of an SM while others are written. Those of 16 bytes took 5 %
+# longer than expected, and those of 8 bytes, which go through the L1 cache, 4 % less, unless they leave it less room
+# than they fill: RMSNorm's gradients at 16384 x 4096 took 113.0 us by the former and 106.0 by the latter with three
+# blocks an SM, 111.6 and 111.7 with four; at 12672 rows 90.4 and 84.7; at 8192 x 8192, with two blocks that fill as
+# much as four, 108.5 and 109.8 (H200). By one block an SM LayerNorm's at 1024 x 12288 took 39.1 and 39.7.
+WIDE_COPIES_FACTOR = 1.05
+NARROW_COPIES_FACTOR = 0.96
+CROWDED_FACTOR = 1.01
 MOST_HELD_WORDS = 16  # of what all rows share
 RINGS = (2, 3, 4, 6, 8)  # rows ahead
 COPIED_BYTES = (4, 8, 16)  # that one asynchronous copy moves
@@ -195,6 +203,11 @@ def duration(made: RowPlan, row_bytes: int, kept_bytes: int) -> Cost:
     ahead = how.ring or 0.5  # without a ring half of the time nothing is asked for
     flying = beside * busy * target.sms * tile.threads * elements * row_bytes * ahead
     rate = target.dram_gbs * COPY_SHARE * 1e3 * width_share(work) * busy
+    writes = any(store.access.by_column for row_pass in made.passes for store in row_pass.stores)
+    if how.ring and writes and beside >= 2:
+        copied = min(load.access.vector * load.access.dtype.bytes for load in made.ring_loads)
+        crowded = 2 * beside * made.shared_bytes > target.shared_per_sm
+        rate /= WIDE_COPIES_FACTOR if copied == VECTOR_BYTES else CROWDED_FACTOR if crowded else NARROW_COPIES_FACTOR
     read = sum(t.moved for t in moved.tensors if not t.output)
     memory_us = max(moved.moved / rate, read * FLIGHT_US / flying if flying else 0.0)
     per_us = target.fp32_tflops * 1e6 / 2

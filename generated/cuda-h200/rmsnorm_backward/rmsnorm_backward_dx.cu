@@ -1,14 +1,15 @@
-// rmsnorm_backward_dx  bf16[M, N], bf16[M, N], bf16[N], f32[M, 1] -> bf16[M, N], f32[528, N]  at M=16384 N=4096
+// rmsnorm_backward_dx  bf16[M, N], bf16[M, N], bf16[N], f32[M, 1] -> bf16[M, N], f32[396, N]  at M=16384 N=4096
 // dx, dgamma_parts of rmsnorm_backward.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
-// tile     528 parts of the rows, each in turn by a block of 256 threads a row, 2 x 8 elements a
+// tile     396 parts of the rows, each in turn by a block of 256 threads a row, 4 x 4 elements a
 //          thread; 2 rows ahead in shared memory; sums of columns in registers
-// traffic  411.4 MB moved, 411.4 MB ideal, 4169.7 MB unfused in 9 launches
-// floor    85.7 us at 4.8 TB/s; memory-bound at 1.47 flop/B
+// traffic  409.2 MB moved, 409.2 MB ideal, 4167.5 MB unfused in 9 launches
+// floor    85.3 us at 4.8 TB/s; memory-bound at 1.48 flop/B
 // rounding dx to bf16 when stored; f32 between
-// needs    rows of 4096 elements, next to each other; dy, x, gamma, dx, dgamma_parts: address and
-//          strides in multiples of 16 B; gamma [N], dgamma_parts [528, N] shared by every row
+// needs    rows of 4096 elements, next to each other; dy, x, gamma, dx: address and strides in
+//          multiples of 8 B; dgamma_parts: address and strides in multiples of 16 B; gamma [N],
+//          dgamma_parts [396, N] shared by every row
 // launch   lets the next one begin once all its blocks run
 
 #include <cuda_bf16.h>
@@ -23,6 +24,12 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
 template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
 // N values on their way from global to shared memory, past the registers; aligned to their size, of 4, 8 or 16 bytes
@@ -46,19 +53,6 @@ __device__ __forceinline__ void commit_copies() {
 template <int Pending>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
-}
-
-// the vector to p, 16 bytes at a time
-template <int N, typename T>
-__device__ __forceinline__ void store_words(T* p, const Vec<T, N>& v) {
-  static_assert(sizeof(v) % 16 == 0);
-  const uint4* const words = reinterpret_cast<const uint4*>(&v);
-  #pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(v) / 16); ++i) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-        :: "l"(reinterpret_cast<uint4*>(p) + i),
-        "r"(words[i].x), "r"(words[i].y), "r"(words[i].z), "r"(words[i].w));
-  }
 }
 
 // v of the thread whose lane differs in the bits of step
@@ -102,22 +96,22 @@ rmsnorm_backward_dx(
   constexpr int row_threads = 256;
   constexpr int cols = 4096;
   constexpr int x_kept_byte = 16384;  // of shared memory
-  constexpr int vectors = 2;  // of a thread in a row
+  constexpr int vectors = 4;  // of a thread in a row
   const int lane = threadIdx.x;  // of the 256 threads that share a row
   __shared__ float part[2][1][8];
   extern __shared__ __align__(16) unsigned char shared[];
-  Vec<__nv_bfloat16, 8>* const dy_kept = reinterpret_cast<Vec<__nv_bfloat16, 8>*>(shared);
-  Vec<__nv_bfloat16, 8>* const x_kept = reinterpret_cast<Vec<__nv_bfloat16, 8>*>(shared + x_kept_byte);
+  Vec<__nv_bfloat16, 4>* const dy_kept = reinterpret_cast<Vec<__nv_bfloat16, 4>*>(shared);
+  Vec<__nv_bfloat16, 4>* const x_kept = reinterpret_cast<Vec<__nv_bfloat16, 4>*>(shared + x_kept_byte);
   const long long step = gridDim.x;  // parts of the rows: of each, its rows are so many apart
   const long long first = blockIdx.x;  // row of this part, and its number
-  float dgamma_parts_part[2][8] = {};  // of this thread's columns
+  float dgamma_parts_part[4][4] = {};  // of this thread's columns
 
   // read gamma, which all rows share
-  Vec<__nv_bfloat16, 8> gamma_vec[2];
+  Vec<__nv_bfloat16, 4> gamma_vec[4];
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    const int col = (v * row_threads + lane) * 8;
-    gamma_vec[v] = load<8>(gamma_ptr + col);
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * row_threads + lane) * 4;
+    gamma_vec[v] = load<4>(gamma_ptr + col);
   }
 
   // ask for the first rows' dy, x
@@ -128,10 +122,10 @@ rmsnorm_backward_dx(
     const long long ahead = first + s * step;
     if (ahead < rows) {
       #pragma unroll
-      for (int v = 0; v < 2; ++v) {
-        const int col = (v * row_threads + lane) * 8;
-        copy_async<8>(&dy_kept[(s * vectors + v) * row_threads + threadIdx.x], dy_ptr + ahead * dy_stride + col);
-        copy_async<8>(&x_kept[(s * vectors + v) * row_threads + threadIdx.x], x_ptr + ahead * x_stride + col);
+      for (int v = 0; v < 4; ++v) {
+        const int col = (v * row_threads + lane) * 4;
+        copy_async<4>(&dy_kept[(s * vectors + v) * row_threads + threadIdx.x], dy_ptr + ahead * dy_stride + col);
+        copy_async<4>(&x_kept[(s * vectors + v) * row_threads + threadIdx.x], x_ptr + ahead * x_stride + col);
       }
     }
     commit_copies();
@@ -147,11 +141,11 @@ rmsnorm_backward_dx(
     // pass 1 of 2: read dy, x; sum_of_products = sum(g_times_normed); dgamma_parts = sum(dy_times_normed) over rows
     float sum_of_products_part = 0.0f;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const Vec<__nv_bfloat16, 8> dy_vec = dy_kept[(slot * vectors + v) * row_threads + threadIdx.x];
-      const Vec<__nv_bfloat16, 8> x_vec = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
+    for (int v = 0; v < 4; ++v) {
+      const Vec<__nv_bfloat16, 4> dy_vec = dy_kept[(slot * vectors + v) * row_threads + threadIdx.x];
+      const Vec<__nv_bfloat16, 4> x_vec = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
       #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int j = 0; j < 4; ++j) {
         const float dy = __bfloat162float(dy_vec.at[j]);
         const float x = __bfloat162float(x_vec.at[j]);
         const float gamma = __bfloat162float(gamma_vec[v].at[j]);
@@ -168,13 +162,13 @@ rmsnorm_backward_dx(
 
     // pass 2 of 2: read dy, x; write dx
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const int col = (v * row_threads + lane) * 8;
-      const Vec<__nv_bfloat16, 8> dy_vec = dy_kept[(slot * vectors + v) * row_threads + threadIdx.x];
-      const Vec<__nv_bfloat16, 8> x_vec = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
-      Vec<__nv_bfloat16, 8> dx_vec;
+    for (int v = 0; v < 4; ++v) {
+      const int col = (v * row_threads + lane) * 4;
+      const Vec<__nv_bfloat16, 4> dy_vec = dy_kept[(slot * vectors + v) * row_threads + threadIdx.x];
+      const Vec<__nv_bfloat16, 4> x_vec = x_kept[(slot * vectors + v) * row_threads + threadIdx.x];
+      Vec<__nv_bfloat16, 4> dx_vec;
       #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int j = 0; j < 4; ++j) {
         const float dy = __bfloat162float(dy_vec.at[j]);
         const float x = __bfloat162float(x_vec.at[j]);
         const float gamma = __bfloat162float(gamma_vec[v].at[j]);
@@ -185,17 +179,17 @@ rmsnorm_backward_dx(
         const float dx = rstd * sub;
         dx_vec.at[j] = __float2bfloat16_rn(dx);
       }
-      store_words<8>(dx_row + col, dx_vec);
+      store<4>(dx_row + col, dx_vec);
     }
 
     // ask for a row to come, in this one's place
     const long long ahead = row + slots * step;
     if (ahead < rows) {
       #pragma unroll
-      for (int v = 0; v < 2; ++v) {
-        const int col = (v * row_threads + lane) * 8;
-        copy_async<8>(&dy_kept[(slot * vectors + v) * row_threads + threadIdx.x], dy_ptr + ahead * dy_stride + col);
-        copy_async<8>(&x_kept[(slot * vectors + v) * row_threads + threadIdx.x], x_ptr + ahead * x_stride + col);
+      for (int v = 0; v < 4; ++v) {
+        const int col = (v * row_threads + lane) * 4;
+        copy_async<4>(&dy_kept[(slot * vectors + v) * row_threads + threadIdx.x], dy_ptr + ahead * dy_stride + col);
+        copy_async<4>(&x_kept[(slot * vectors + v) * row_threads + threadIdx.x], x_ptr + ahead * x_stride + col);
       }
     }
     commit_copies();
@@ -205,11 +199,11 @@ rmsnorm_backward_dx(
 
   // what this part makes of each column
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    const int col = (v * row_threads + lane) * 8;
-    Vec<float, 8> dgamma_parts_vec;
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * row_threads + lane) * 4;
+    Vec<float, 4> dgamma_parts_vec;
     #pragma unroll
-    for (int j = 0; j < 8; ++j) dgamma_parts_vec.at[j] = dgamma_parts_part[v][j];
-    store_words<8>(dgamma_parts_ptr + first * cols + col, dgamma_parts_vec);
+    for (int j = 0; j < 4; ++j) dgamma_parts_vec.at[j] = dgamma_parts_part[v][j];
+    store<4>(dgamma_parts_ptr + first * cols + col, dgamma_parts_vec);
   }
 }
