@@ -95,8 +95,9 @@ PRODUCT_FRAME = frozenset(
     dies by_die segment segment_end segment_of piece r Segment tiles_of begun here of_group end inside k_begin total_k
     summed InnerSegment inner_segment_of accumulators taken turn turn_parity own_sums tensor_columns instruction
     instruction_across version commit after_thread_sync before_thread_sync load_sums_128 load_sums_64 load_sums_32
-    load_sums_16 own_warp is_elected elected address codes codes_at code_bytes scales_at widened widen fused worker mask
-    own_scales column col piece zeros numbers eight line scales column_scales partial by sixteen piece0""".split()  # noqa: SIM905
+    load_sums_16 own_warp is_elected elected address widened fused worker mask col piece zeros line scales
+    partial sixteen turned_at turned_cols turning selector scales_of zeros_of next_scales next_zeros its_zeros
+    fetch take prepare now number widen_pair bytes nibbles share pair added there first words half""".split()  # noqa: SIM905
 )
 # the same of the template for two products with a softmax between them
 ATTENTION_FRAME = frozenset(

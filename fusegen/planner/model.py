@@ -48,6 +48,7 @@ from fusegen.planner.parts import (
     used_by,
 )
 from fusegen.planner.rows.in_place import by_own_columns, overwritable, turned
+from fusegen.planner.summed import Summed
 from fusegen.planner.tile import (
     LINE_BYTES,
     Keeps,
@@ -72,19 +73,6 @@ class Decision:
     subject: str
     verdict: str
     bytes_saved: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Summed:
-    """How a product's sums over K are made: as `split_k` sums, each of every so-many-th slice of K, `k` long, in
-    ascending order, which are added up at the end. One of everything, unless said otherwise. Of so much of K at a
-    time, `scaled`, sums are made by themselves, scaled, and added to the others; 0: of all that there is. The sums of
-    each `promote` elements begin at 0, and are added in f32; 0: all of them are added where they are made."""
-
-    split_k: int = 1
-    k: int = 0
-    scaled: int = 0
-    promote: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,10 +157,9 @@ def summing_error(a: Array, b: Array, how: Summed) -> Array:
 
 def summing_error_of(a: Array, b: Array, how: Summed) -> Array:
     depth = a.shape[-1]
-    slice_k = how.k or depth
     own = a[..., :1] @ b[..., :1, :]
     total, scaling, size = (np.zeros(own.shape) for _ in range(3))
-    partials = [np.zeros(own.shape) for _ in range(how.split_k)]
+    partials = [np.zeros(own.shape) for _ in range(how.shares)]
     groups = [np.zeros(own.shape) if how.scaled else partial for partial in partials]  # what is not scaled yet
     norms_a, norms_b = [], []
     for start in range(0, depth, LINES):
@@ -170,7 +169,7 @@ def summing_error_of(a: Array, b: Array, how: Summed) -> Array:
             left, right = rows[..., k : k + STEP], lines[..., k : k + STEP, :]
             norms_a.append(np.sqrt(np.square(left).sum(-1)))
             norms_b.append(np.sqrt(np.square(right).sum(-2)))
-            share = (start + k) // slice_k % how.split_k
+            share = how.share(start + k)
             partial, group = partials[share], groups[share]
             total += np.abs(group, out=size)
             np.matmul(left, right, out=own)
@@ -181,7 +180,7 @@ def summing_error_of(a: Array, b: Array, how: Summed) -> Array:
                     scaling += np.abs(group, out=size)
                     scaling += np.abs(partial, out=size)
                     group[:] = 0.0
-    merging = sum(map(np.abs, partials)) * (2.0**-23 * how.split_k) if how.split_k > 1 else 0.0
+    merging = sum(map(np.abs, partials)) * (2.0**-23 * how.shares) if how.shares > 1 else 0.0
     norms = np.stack(norms_a, -1) @ np.stack(norms_b, -2)
     return np.asarray(ULPS * (total + norms) + merging + 2.0**-23 * scaling)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fusegen.emitting.dialect import all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
@@ -32,129 +32,132 @@ WORD_BITS = 16  # codes are copied as elements of the ring
 
 @dataclass(frozen=True, slots=True)
 class Widening:
-    """How a lane's 8 codes become four pairs: `pairs` says which of the 8 meet, `body` makes those of `words`."""
+    """How codes become pairs. Of two in `source` each, `before` and `pair` make one; `needs`: functions; `mask`: of the
+    bits that a code keeps.
+
+    A source is a word that has two codes in it:
+        bytes       at bits 0 and 16; what lies behind them is none of theirs
+        neighbours  at bits 0 and 8
+        nibbles     at bits 0 and 16; likewise
+    """
 
     what: str
-    pairs: tuple[tuple[int, int], ...]
-    body: tuple[str, ...]
+    source: Literal["bytes", "neighbours", "nibbles"]
+    pair: str
+    before: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    mask: str = ""  # of the bits that a code keeps
+    mask: str = ""
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Which of a lane's 8 codes meet."""
+        return SOURCES[self.source].pairs
+
+    @property
+    def name(self) -> str:
+        """Of the source."""
+        return "nibbles" if self.source == "nibbles" else "bytes"
+
+    @property
+    def body(self) -> tuple[str, ...]:
+        """What makes four pairs of the 8 codes in `words`."""
+        return (
+            "#pragma unroll",
+            "for (int i = 0; i < 4; ++i) {",
+            f"  const unsigned {self.name} = {SOURCES[self.source].of_words};",
+            *(f"  {line}" for line in self.before),
+            f"  pairs[i] = {self.pair};",
+            "}",
+        )
 
 
-NEIGHBOURS = ((0, 1), (2, 3), (4, 5), (6, 7))
-EVERY_OTHER = ((0, 2), (1, 3), (4, 6), (5, 7))  # of each word of four bytes the even ones, and the odd ones
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Of a lane's 8 codes in `words`: which two are in source i, and its text."""
+
+    pairs: tuple[tuple[int, int], ...]
+    of_words: str
 
 
-def by_bytes(*lines: str) -> tuple[str, ...]:
-    """Of `bytes`, the even or the odd ones of a word."""
-    return (
-        "#pragma unroll",
-        "for (int i = 0; i < 4; ++i) {",
-        "  const unsigned bytes = words[i / 2] >> i % 2 * 8;",
-        *(f"  {line}" for line in lines),
-        "}",
-    )
-
-
-def by_value(dtype: DType, packed: str) -> tuple[str, ...]:
-    return (
-        "#pragma unroll",
-        "for (int i = 0; i < 4; ++i) {",
-        "  const unsigned bytes = words[i / 2] >> i % 2 * 16;",
-        f"  const float low = {dtype}_value(static_cast<unsigned char>(bytes));",
-        f"  const float high = {dtype}_value(static_cast<unsigned char>(bytes >> 8));",
-        f"  pairs[i] = {packed};",
-        "}",
-    )
-
-
-EIGHT = ((0, 4), (1, 5), (2, 6), (3, 7))  # of a word of 8 nibbles, 16 bits apart
-
-
-def by_nibbles(*lines: str) -> tuple[str, ...]:
-    """Of `nibbles`, two that are 16 bits apart."""
-    return (
-        "#pragma unroll",
-        "for (int i = 0; i < 4; ++i) {",
-        "  const unsigned nibbles = words[0] >> i * 4;",
-        *(f"  {line}" for line in lines),
-        "}",
-    )
-
-
+SOURCES: Mapping[str, Source] = {
+    # of each word of four bytes the even ones, and the odd ones
+    "bytes": Source(((0, 2), (1, 3), (4, 6), (5, 7)), "words[i / 2] >> i % 2 * 8"),
+    "neighbours": Source(((0, 1), (2, 3), (4, 5), (6, 7)), "words[i / 2] >> i % 2 * 16"),
+    # of a word of 8 nibbles
+    "nibbles": Source(((0, 4), (1, 5), (2, 6), (3, 7)), "words[0] >> i * 4"),
+}
 FOUR_BITS = "nibbles & mask"
 NIBBLES, SEVEN_BITS, SIZES, SIZES_OF_HALVES = "0x000f000fu", "0x007f007fu", "0x01c001c0u", "0x0e000e00u"
+VALUES = tuple(
+    f"const float {name} = f8e4m3_value(static_cast<unsigned char>({code}));"
+    for name, code in (("low", "bytes"), ("high", "bytes >> 8"))
+)
 UPPER_HALVES = "__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632)"
 AS_HALVES = (
     "static_cast<unsigned>(__half_as_ushort(__float2half_rn(high))) << 16 | __half_as_ushort(__float2half_rn(low))"
 )
+FUSED = ("fused",)
 WIDENINGS: Mapping[tuple[DType, DType], Widening] = {
     (i8, bf16): Widening(
         "128 + the lower 7 bits, less 128, or 256 of a negative one",
-        EVERY_OTHER,
-        by_bytes(
-            "const unsigned above = bytes & mask | 0x43004300u, less = bytes & mask + 0x00010001u | 0x43004300u;",
-            "pairs[i] = fused(less, 0xbf80bf80u, above);",
-        ),
-        ("fused",),
+        "bytes",
+        "fused(less, 0xbf80bf80u, above)",
+        ("const unsigned above = bytes & mask | 0x43004300u, less = bytes & mask + 0x00010001u | 0x43004300u;",),
+        FUSED,
         SEVEN_BITS,
     ),
     (i8, f16): Widening(
         "1024 + 128 + the code, less 1152",
-        EVERY_OTHER,
-        by_bytes("pairs[i] = fused(bytes & 0x00ff00ffu ^ 0x64806480u, 0x3c003c00u, 0xe480e480u);"),
-        ("fused",),
+        "bytes",
+        "fused(bytes & 0x00ff00ffu ^ 0x64806480u, 0x3c003c00u, 0xe480e480u)",
+        needs=FUSED,
     ),
     (i4, bf16): Widening(
         "128 + 8 + the code, less 136",
-        EIGHT,
-        by_nibbles(f"pairs[i] = fused({FOUR_BITS} ^ 0x43084308u, 0x3f803f80u, 0xc308c308u);"),
-        ("fused",),
-        NIBBLES,
+        "nibbles",
+        f"fused({FOUR_BITS} ^ 0x43084308u, 0x3f803f80u, 0xc308c308u)",
+        needs=FUSED,
+        mask=NIBBLES,
     ),
     (i4, f16): Widening(
         "1024 + 8 + the code, less 1032",
-        EIGHT,
-        by_nibbles(f"pairs[i] = fused({FOUR_BITS} ^ 0x64086408u, 0x3c003c00u, 0xe408e408u);"),
-        ("fused",),
-        NIBBLES,
+        "nibbles",
+        f"fused({FOUR_BITS} ^ 0x64086408u, 0x3c003c00u, 0xe408e408u)",
+        needs=FUSED,
+        mask=NIBBLES,
     ),
     (u4, bf16): Widening(
         "128 + the code, less 128 + the zero",
-        EIGHT,
-        by_nibbles(f"pairs[i] = fused({FOUR_BITS} | 0x43004300u, 0x3f803f80u, zeros);"),
-        ("fused",),
-        NIBBLES,
+        "nibbles",
+        f"fused({FOUR_BITS} | 0x43004300u, 0x3f803f80u, zeros)",
+        needs=FUSED,
+        mask=NIBBLES,
     ),
     (u4, f16): Widening(
         "1024 + the code, less 1024 + the zero",
-        EIGHT,
-        by_nibbles(f"pairs[i] = fused({FOUR_BITS} | 0x64006400u, 0x3c003c00u, zeros);"),
-        ("fused",),
-        NIBBLES,
+        "nibbles",
+        f"fused({FOUR_BITS} | 0x64006400u, 0x3c003c00u, zeros)",
+        needs=FUSED,
+        mask=NIBBLES,
     ),
     (f4e2m1, bf16): Widening(
         "exponent and mantissa, times 2^126",
-        EIGHT,
-        by_nibbles(
-            "const unsigned size = nibbles << 6 & mask, sign = nibbles << 12 & 0x80008000u;",
-            "pairs[i] = fused(size | sign, 0x7e807e80u, 0x80008000u);",
-        ),
-        ("fused",),
+        "nibbles",
+        "fused(size | sign, 0x7e807e80u, 0x80008000u)",
+        ("const unsigned size = nibbles << 6 & mask, sign = nibbles << 12 & 0x80008000u;",),
+        FUSED,
         SIZES,
     ),
     (f4e2m1, f16): Widening(
         "exponent and mantissa, times 2^14",
-        EIGHT,
-        by_nibbles(
-            "const unsigned size = nibbles << 9 & mask, sign = nibbles << 12 & 0x80008000u;",
-            "pairs[i] = fused(size | sign, 0x74007400u, 0x80008000u);",
-        ),
-        ("fused",),
+        "nibbles",
+        "fused(size | sign, 0x74007400u, 0x80008000u)",
+        ("const unsigned size = nibbles << 9 & mask, sign = nibbles << 12 & 0x80008000u;",),
+        FUSED,
         SIZES_OF_HALVES,
     ),
-    (f8e4m3, bf16): Widening("by way of f32", NEIGHBOURS, by_value(f8e4m3, UPPER_HALVES), ("f8e4m3_value",)),
-    (f8e4m3, f16): Widening("by way of f32", NEIGHBOURS, by_value(f8e4m3, AS_HALVES), ("f8e4m3_value",)),
+    (f8e4m3, bf16): Widening("by way of f32", "neighbours", UPPER_HALVES, VALUES, ("f8e4m3_value",)),
+    (f8e4m3, f16): Widening("by way of f32", "neighbours", AS_HALVES, VALUES, ("f8e4m3_value",)),
 }
 """By the type of the codes and of the factors. `fused(a, b, c)` is a * b + c of both halves of a word."""
 

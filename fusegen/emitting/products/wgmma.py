@@ -332,7 +332,7 @@ class WgmmaSpeller(StoreSpeller):
             self.left_copy(),
             [self.output_group(number) for number in range(len(plan.output_groups))],
         )
-        fragments, slices, codes = self.fragments(), self.slices(), self.widened()
+        fragments, slices, turned = self.fragments(), self.slices(), self.turned()
         return {
             **self.frame(plan),
             "includes": self.includes(),
@@ -341,7 +341,7 @@ class WgmmaSpeller(StoreSpeller):
                     vectors
                     or plan.brought
                     or fragments
-                    or codes
+                    or turned
                     or tile.split_k > 1
                     or plan.left_rows < tile.held_rows
                     or any(s["loads"] or s["direct"] or s["quads"] for s in output_groups)
@@ -366,7 +366,7 @@ class WgmmaSpeller(StoreSpeller):
             "boxes": any(output_group["boxes"] for output_group in output_groups),
             "quads": any(output_group["quads"] for output_group in output_groups),
             "box_functions": box_functions(self.moved),
-            "multiplies": self.multiplies(),
+            "multiplies": [turned["multiply"]] if turned else self.multiplies(),
             "constraint": constraint_of(tile.atom),
             "steps": plan.line_steps,
             "every_block": f"{(1 << tile.cluster) - 1}",
@@ -378,12 +378,11 @@ class WgmmaSpeller(StoreSpeller):
             "releasing": self.releasing(),
             "release": self.release("before"),
             "release_now": self.release("stage"),
-            "release_next": self.release("(stage + 1)"),
             "left": self.factor(plan.left[0], "left"),
             "ways": self.ways(),
             "descriptor_fields": self.fields(
                 *(() if fragments else plan.left),
-                *(right for output_group in plan.output_groups for right in output_group.rights),
+                *(() if turned else (right for group in plan.output_groups for right in group.rights)),
             ),
             "vector_pairs": plan.finished // 8,
             "chunks": plan.chunks,
@@ -392,8 +391,9 @@ class WgmmaSpeller(StoreSpeller):
             "step": self.step,
             "box": self.swizzled(),
             "batch": any(self.names_batch(output_group) for output_group in plan.output_groups),
-            "promote": self.promoted(),
-            "codes": codes,
+            "promote": None if turned else self.promoted(),
+            "turned": turned,
+            "summed": turned["sums"] if turned else tile.sums,
             "tensor_memory": self.tensor_memory(),
             "atom_k": tile.atom.k,
             "atom_rows": tile.part_rows,
@@ -408,7 +408,7 @@ class WgmmaSpeller(StoreSpeller):
             "slices": slices,
             "ahead": self.ahead() if plan.pairs_ahead > 1 else None,
             "producers": 2 if slices else 1,
-            "own_rows": self.own_rows,
+            "own_rows": "" if turned else self.own_rows,
             "names_row": not plan.deferred_store
             or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in output_groups),
             "first_row": self.first_row() if tile.schedule == "cooperative" else "",

@@ -137,8 +137,8 @@ class CopySpeller(ProductWords):
         k = f"{self.step} * tile_k"
         if operand.coding:
             assert isinstance(self.tile, CodedTile)
-            start = f"codes{offset.replace('line_bytes', str(self.tile.code_line))}"
-            k, to = f"{self.step} * {self.tile.code_line}", "code"
+            line = str(self.tile.line_bytes)
+            start, k = f"right{offset.replace('line_bytes', line)}", f"{self.step} * {line}"
         coordinates = [k, mn] if operand.along else [mn, k]
         if self.plan.moves_with_batch(operand.access):
             coordinates.append("at.batch")
@@ -195,7 +195,7 @@ class CopySpeller(ProductWords):
     def empty(self) -> Mapping[str, int] | None:
         """What stays empty in each slice of the left factor, in units of 16 bytes."""
         plan, tile = self.plan, self.tile
-        if plan.left_rows == tile.held_rows:
+        if plan.left_rows == tile.held_rows or tile.is_turned:
             return None
         words = LINE_BYTES // 16
         rows = tile.held_rows - plan.left_rows

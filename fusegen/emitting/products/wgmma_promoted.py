@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusegen.emitting.products.wgmma_widened import WidenedSpeller
+from fusegen.emitting.products.wgmma_copies import CopySpeller
 from fusegen.planner.pieces import stride_name
 
 
-class PromotedSpeller(WidenedSpeller):
+class PromotedSpeller(CopySpeller):
     """The words of one plan's loop over slices, where sums are promoted."""
 
     def promoted(self) -> Mapping[str, Any] | None:
@@ -17,12 +17,10 @@ class PromotedSpeller(WidenedSpeller):
         slices, steps = self.plan.promoted_slices, self.plan.steps
         if not slices:
             return None
-        there = "widened" if self.plan.coding else "full"
         if slices == 1:
-            return {"slices": "each slice", "adds": "k != 0", "ends": "", "there": there, **self.scaled_blocks()}
+            return {"slices": "each slice", "adds": "k != 0", "ends": "", **self.scaled_blocks()}
         return {
             "slices": f"each {slices} slices",
-            "there": there,
             "adds": f"(step % {slices} | k) != 0",
             **self.scaled_blocks(),
             "ends": f"step % {slices} == {slices - 1} || step == {steps - 1}",

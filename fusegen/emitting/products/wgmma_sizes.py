@@ -15,11 +15,14 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
     left = "tile_rows" if tile.held_rows == tile.rows else str(tile.held_rows)
     right = f"{len(plan.output_groups[0].rights)} * tile_cols" if len(plan.output_groups[0].rights) > 1 else "tile_cols"
     placed = plan.steps > 1 or plan.slices_ahead or (plan.prologue and plan.prologue.vectors)
-    tile_k = f"tile_k = {plan.line}, " if placed else ""  # a single slice begins at 0
+    tile_k = f"tile_k = {tile.slices_a_stage * plan.line}, " if placed else ""  # a single slice begins at 0
+    turned = tile if isinstance(tile, CodedTile) else None
+    line, of_codes = (str(turned.line_bytes), "  // of codes") if turned else ("line_bytes", "")
+    left = f"{turned.depth} * tile_rows" if turned else left
     lines = [
         "// a tile, the slices of the depth that are summed one after another, and how many shared memory holds",
         f"constexpr int tile_rows = {tile.rows}, tile_cols = {plan.width}, {tile_k}stages = {tile.stages};",
-        f"constexpr int steps = {plan.steps};",
+        f"constexpr int steps = {plan.steps // tile.slices_a_stage};",
         *(cluster(tile.cluster) if tile.cluster > 1 else []),
         *([f"constexpr int segments = {plan.segments.count};  // groups of rows"] if plan.segments else []),
         *grid(plan),
@@ -28,7 +31,7 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
         "// bytes of a line of shared memory, and of slices",
         "constexpr int line_bytes = 128;",
         *([f"constexpr int segment_bytes = {SEGMENT_LINES} * line_bytes;"] if "segment_bytes" in also else []),
-        f"constexpr int left_bytes = {left} * line_bytes, right_bytes = {right} * line_bytes;",
+        f"constexpr int left_bytes = {left} * line_bytes, right_bytes = {right} * {line};{of_codes}",
         *brought(plan),
     ]
     if "box_bytes" in also:
@@ -37,10 +40,24 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
     return [
         *lines,
         "// bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them",
-        "constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;",
-        f"constexpr int barriers_at = staging_at + {tile.warps} * {tile.buffers} * {box};",
+        *(
+            turning(turned)
+            if turned
+            else ["constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;"]
+        ),
+        f"constexpr int barriers_at = staging_at + {tile.storing_warps} * {tile.buffers} * {box};",
         *vectors(plan),
-        *(codes(plan.tile) if isinstance(plan.tile, CodedTile) else []),
+    ]
+
+
+def turning(tile: CodedTile) -> list[str]:
+    """Where sums turn round."""
+    ring = "right_at + stages * right_bytes"
+    where = f"turned_at = {ring}" if tile.turned_at else "turned_at = 0"
+    behind = f"turned_at + {tile.turned_bytes}" if tile.turned_at else ring
+    return [
+        f"constexpr int right_at = stages * left_bytes, {where}, staging_at = {behind};",
+        f"constexpr int turned_cols = {tile.turned_cols};  // floats from one row of sums that turn round to the next",
     ]
 
 
@@ -66,18 +83,9 @@ def scaled(blocks: BlockScales) -> list[str]:
     return [f"constexpr int scaled_cols = {blocks.block};  // columns that share a scale"]
 
 
-def codes(tile: CodedTile) -> list[str]:
-    """Where codes wait to be widened, and the scales of their columns."""
-    return [f"constexpr int codes_at = {tile.codes_at}, scales_at = codes_at + stages * code_bytes;"]
-
-
 def brought(plan: WgmmaPlan) -> list[str]:
     """What a slice is, which may have fewer rows of the left factor than there is room for."""
-    if isinstance(plan.tile, CodedTile):
-        rows = f"{plan.left_rows} * line_bytes" if plan.left_rows != plan.tile.held_rows else "left_bytes"
-        lines = "tile_cols" if plan.products == 1 else f"{plan.products} * tile_cols"
-        return [f"constexpr int code_bytes = {lines} * {plan.tile.code_line}, slice_bytes = {rows} + code_bytes;"]
-    if plan.left_rows == plan.tile.held_rows:
+    if plan.left_rows == plan.tile.held_rows or plan.tile.is_turned:
         return ["constexpr int slice_bytes = left_bytes + right_bytes;"]
     return [f"constexpr int slice_bytes = {plan.left_rows} * line_bytes + right_bytes;"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusegen.emitting.dialect import all_of
-from fusegen.emitting.products.wgmma_promoted import PromotedSpeller
+from fusegen.emitting.products.wgmma_codes import CodesSpeller
 from fusegen.language.types import DType, bf16, f16
 from fusegen.planner.model import Access, Store
 from fusegen.planner.products.parts import OutputGroup
@@ -19,7 +19,7 @@ PAIRS: Mapping[DType, str] = {
 PAIR_TYPES: Mapping[DType, str] = {f16: "__half2", bf16: "__nv_bfloat162"}
 
 
-class StoreSpeller(PromotedSpeller):
+class StoreSpeller(CodesSpeller):
     """What becomes of an epilogue's results."""
 
     def swizzled(self) -> Mapping[str, str | int]:

@@ -40,7 +40,7 @@ SEGMENT_BYTES = SEGMENT_LINES * LINE_BYTES
 LAUNCH_REGISTERS = 168  # of a thread as launched: 3 groups of as many threads share 65536,
 PRODUCER_REGISTERS = 40  # of which those that bring slices give back what they need not,
 CONSUMER_REGISTERS = 232  # and those that multiply take it: 40 + 2 x 232 are three times 168
-WIDENER_REGISTERS, BESIDE_WIDENER_REGISTERS = 88, 208  # where three warps of the producer's group widen codes
+FEW_PRODUCER_REGISTERS, FEW_CONSUMER_REGISTERS = 24, 112  # where five groups are launched with 96 each
 BUFFERS = 2  # that a warp stores by turns
 SLICES_AHEAD = 2  # slices whose pairs are on their way
 SCALES_AHEAD = 4  # slices whose scales by blocks are, of tiles of one part
@@ -71,6 +71,26 @@ class WgmmaTile(ProductTile):
     atom: Atom = field(kw_only=True)
 
     @property
+    def is_turned(self) -> bool:
+        """Is it summed turned round, its columns as the instructions' rows?"""
+        return False
+
+    @property
+    def consumers(self) -> int:
+        """Groups of warps that multiply."""
+        return CONSUMERS
+
+    @property
+    def slices_a_stage(self) -> int:
+        """Slices of 64 that are copied together."""
+        return 1
+
+    @property
+    def k_parts(self) -> int:
+        """Parts of consumers that share a tile's slices."""
+        return 1
+
+    @property
     def blocks(self) -> int:
         """Of a cluster as launched."""
         return self.cluster * self.split_k
@@ -78,12 +98,12 @@ class WgmmaTile(ProductTile):
     @property
     def group_rows(self) -> int:
         """Rows whose sums one group of warps holds."""
-        return self.rows if self.schedule == "pingpong" else max(self.atom.rows, self.rows // CONSUMERS)
+        return self.rows if self.schedule == "pingpong" else max(self.atom.rows, self.rows // self.consumers)
 
     @property
     def held_rows(self) -> int:
         """Rows whose sums are held, and which slices of the left factor have room for."""
-        return self.group_rows * (1 if self.schedule == "pingpong" else CONSUMERS)
+        return self.group_rows * (1 if self.schedule == "pingpong" else self.consumers)
 
     @property
     def parts(self) -> int:
@@ -107,7 +127,12 @@ class WgmmaTile(ProductTile):
     @property
     def warps(self) -> int:
         """Of all groups that multiply."""
-        return CONSUMERS * self.atom.warps
+        return self.consumers * self.atom.warps
+
+    @property
+    def storing_warps(self) -> int:
+        """That have a place for boxes to be stored."""
+        return self.warps
 
     @property
     def box_rows(self) -> int:
@@ -159,7 +184,7 @@ class WgmmaTile(ProductTile):
 
     @property
     def barriers_at(self) -> int:
-        return self.staging_at + self.warps * self.buffers * self.box_bytes
+        return self.staging_at + self.storing_warps * self.buffers * self.box_bytes
 
     @property
     def barriers(self) -> int:
@@ -178,7 +203,7 @@ class WgmmaTile(ProductTile):
     @property
     def releases(self) -> int:
         """Warps that are done with a slice before its place is free: of all blocks that write there."""
-        return self.atom.warps * self.cluster * (1 if self.schedule == "pingpong" else CONSUMERS)
+        return self.atom.warps * self.cluster * (1 if self.schedule == "pingpong" else self.consumers // self.k_parts)
 
 
 def vector_bytes(prologue: Prologue | None) -> int:
@@ -204,17 +229,16 @@ class WgmmaWork(ProductWork):
 
     @property
     def slices_together(self) -> int:
-        """Slices that are scaled together: two of one group of codes, which lie side by side in the ring."""
-        group = self.coding.group if self.coding else self.line
-        pairs = group % (2 * self.line) == 0 and self.steps % 2 == 0 and self.tile.stages % 2 == 0
-        return 2 if pairs else 1
+        """Slices that are scaled together: two of one group of codes."""
+        return 2 if self.coding and self.coding.group % (2 * self.line) == 0 else 1
 
     @property
     def takes_turns(self) -> bool:
         """Do consumers ask for their products by turns, so that one's are summed while the other's sums are promoted?
         Both at once leave the tensor cores idle: of 4096 x 7168 x 16384, scaled by blocks, 779 us became 721 (H200).
         Tiles of few rows wait for memory: 64 x 24576 x 1536 took 23.1 us without turns, and 25.2 with them."""
-        return self.promoted_slices > 0 and self.tile.schedule == "cooperative" and self.tile.rows > self.tile.atom.rows
+        several = self.tile.schedule == "cooperative" and self.tile.rows > self.tile.atom.rows
+        return self.promoted_slices > 0 and several and not self.tile.is_turned
 
     @property
     def scales_ahead(self) -> int:
@@ -231,7 +255,8 @@ class WgmmaWork(ProductWork):
     @property
     def steps(self) -> int:
         """Slices that one block brings. Those beyond K are zeros, and change no sum of products."""
-        return -(-self.slices // self.tile.split_k)
+        together = self.tile.slices_a_stage
+        return -(-self.slices // (self.tile.split_k * together)) * together
 
     @property
     def width(self) -> int:
@@ -277,7 +302,10 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         split_k = self.tile.split_k
         if self.coding:
             scaled = self.slices_together * self.line
-            return Summed(split_k, self.steps * self.line if split_k > 1 else 0, scaled=scaled)
+            parts = self.tile.k_parts
+            part_k = self.tile.slices_a_stage * self.line if parts > 1 else 0
+            k = self.steps * self.line if split_k > 1 else 0
+            return Summed(split_k, k, scaled=scaled, parts=parts, part_k=part_k)
         return Summed(split_k, self.steps * self.line if split_k > 1 else 0, promote=self.promote)
 
     @property
@@ -285,11 +313,12 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         """`wgmma pingpong 128x128 6`: rule, schedule, tile, stages; then each choice that is not the usual one."""
         t = self.tile
         choices = {"cluster": (t.cluster, 1), "group": (t.group, 8), "split_k": (t.split_k, 1)}
+        choices |= {"slices": (t.slices_a_stage, 1), "k_parts": (t.k_parts, 1), "turned": (t.is_turned, False)}
         return f"{self.rule} {t.schedule} {t.rows}x{t.cols} {t.stages}{unusual(choices)}"
 
     @property
     def threads(self) -> int:
-        return (PRODUCERS + CONSUMERS) * self.tile.atom.threads
+        return (PRODUCERS + self.tile.consumers) * self.tile.atom.threads
 
     @property
     def cluster(self) -> int:
@@ -302,7 +331,7 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     @property
     def slices_at_first(self) -> int:
         """Not where ends of groups say which they are: these may be the kernel's before."""
-        return 0 if self.segments else min(self.tile.stages, self.steps)
+        return 0 if self.segments else min(self.tile.stages, self.steps // self.tile.slices_a_stage)
 
     @property
     def before_wait(self) -> str:
@@ -311,11 +340,15 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     @property
     def producer_registers(self) -> int:
         """Of a thread that brings slices."""
-        return WIDENER_REGISTERS if self.coding else PRODUCER_REGISTERS
+        if self.tile.consumers > CONSUMERS:
+            return FEW_PRODUCER_REGISTERS
+        return PRODUCER_REGISTERS
 
     @property
     def consumer_registers(self) -> int:
-        return BESIDE_WIDENER_REGISTERS if self.coding else CONSUMER_REGISTERS
+        if self.tile.consumers > CONSUMERS:
+            return FEW_CONSUMER_REGISTERS
+        return CONSUMER_REGISTERS
 
     @property
     def is_pingpong(self) -> bool:

@@ -1,17 +1,23 @@
-"""Products of codes on Hopper's tensor cores: weights of 4 and 8 bits, widened in shared memory on their way to wgmma.
+"""Products of codes on Hopper's tensor cores: weights of 4 and 8 bits, widened in registers on their way to wgmma.
 
-wgmma takes right factors from shared memory alone. So tensor copies bring codes there, and three warps of the
-producer's group, which otherwise wait, write them as f16 or bf16 where wgmma looks for them, a slice each by turns. For
-few rows mma.sync does less (`gemm`): it widens codes in registers, once for each row of tiles. Here a code is widened
-once for 128 or 256 rows.
+wgmma takes its left factor from registers. So the weights are the left factor here, and what is summed is the result
+turned round: a warp has 16 columns of a tile, and rows are the instructions' columns, as few as there are. A lane finds
+its two columns' codes in shared memory, where tensor copies bring them, and widens those that are its part of a
+fragment, one slice while the slice before is multiplied. Once a tile is summed, its sums turn back by way of shared
+memory, and all that comes behind them is as of other tiles. A code is widened for each 128 rows again.
 
 What is multiplied is a code, less its zero, exactly. The sums of a slice, or of two of one group, begin at 0 in
-registers of their own, and are scaled in f32 where they are added to the tile's, as those of 8-bit floats are. The
-scales of a slice's columns lie in shared memory.
+registers of their own, and are scaled in f32 where they are added to the tile's.
 
-What three warps widen limits large products: 1024 x 8192 x 8192 in 4 bits takes 248 us, where x @ w.T of bf16 takes 173
-and mma.sync 784 (H200, medians of 20, L2 cold). Beside more rows programs of two kernels take less, of which the first
-writes the weights as bf16.
+What measurements on an H200 decided, of x @ w.T with 8192 x 8192 weights of 4 bits (medians of 20, L2 cold):
+
+- Three warps that wrote widened codes to shared memory, as wgmma takes right factors, took 49, 51, 91 and 250 us of 64,
+  128, 256 and 1024 rows; these kernels take 28, 37, 59 and 208, and torch's bf16 product 46, 46, 53 and 171.
+- Lines of codes of 128 bytes, four slices, took 24.5 us of 32 rows in place of 26.8 by single slices: fewer barriers
+  and places to compute. Without any copy a kernel took 23.6 of these 26.8.
+- Four consumers that have stages by turns took 22.8 of 32 rows in place of 24.5 by two; for more rows registers lack.
+- Loads of scales that were converted at once, and so waited for, had taken 3 of 28 us.
+- Turns at multiplying, as promoted sums take them, took 1 to 3 us more; codes loaded a slice earlier 0 to 2 more.
 """
 
 from __future__ import annotations
@@ -29,22 +35,32 @@ from fusegen.planner.products.factors import no_unit
 from fusegen.planner.products.output_groups import groups, need_whole_groups, taken_apart
 from fusegen.planner.products.parts import Coding, Operand
 from fusegen.planner.products.wgmma import CONSUMERS, LINE_ELEMENTS, WgmmaPlan, WgmmaTile
-from fusegen.planner.products.wgmma_rule import LEAST_COLS, LEAST_STAGES, MOST_ROWS, WgmmaDraft, check
+from fusegen.planner.products.wgmma_rule import LEAST_COLS, LEAST_STAGES, WgmmaDraft, check
+from fusegen.planner.tile import LINE_BYTES
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 
 WIDENED: tuple[DType, ...] = (i8, i4, u4, f8e4m3, f4e2m1)
 """Codes that f16 and bf16 hold exactly."""
-WIDENERS = 3  # warps
-COPY_ALIGNMENT = 128  # of a box in shared memory that is not swizzled (PTX ISA, "Tensor copies")
-FEWEST_ROWS = 17  # up to 16 mma.sync has one fragment of rows, and is bound by the codes' bytes
+FEWEST_ROWS = 17  # up to 16 mma.sync has one fragment of rows, and took 20.9 us where these took 21.2
+PADDING = 4  # floats behind a row of sums that turn round: the lanes of a warp write to 32 banks
+BOX_ALIGNMENT = 1024  # of swizzled boxes in shared memory
+LINE_BITS = 16  # of codes: so many slices of one bit have lines of 128 bytes
+COLS = 64  # of each consumer
+MOST_CONSUMERS = 4
+MOST_STAGES = 8
+FEW_ROWS = 32  # whose sums four consumers have registers for
 
 
 @dataclass(frozen=True, slots=True)
 class CodedTile(WgmmaTile):
-    """A tile beside whose ring codes of `code_bits` wait to be widened, and the scales of their columns."""
+    """A tile whose right factor's slices are codes. Each consumer has 64 of its columns. A stage of the ring is `depth`
+    slices, so that lines of codes are long; of so many parts of the consumers, `shares`, each has its stages by turns.
+    """
 
     code_bits: int = field(kw_only=True)
+    depth: int = field(kw_only=True)
+    shares: int = 1
 
     @property
     def code_line(self) -> int:
@@ -52,40 +68,89 @@ class CodedTile(WgmmaTile):
         return LINE_ELEMENTS * self.code_bits // 8
 
     @property
-    def code_bytes(self) -> int:
-        """Of a slice's codes."""
-        return self.cols * self.code_line
+    def consumers(self) -> int:
+        return self.cols // COLS * self.shares
 
     @property
-    def codes_at(self) -> int:
-        return -(-(self.barriers_at + 8 * self.barriers) // COPY_ALIGNMENT) * COPY_ALIGNMENT
+    def slices_a_stage(self) -> int:
+        return self.depth
 
     @property
-    def scales_at(self) -> int:
-        return self.codes_at + self.stages * self.code_bytes
+    def k_parts(self) -> int:
+        return self.shares
 
     @property
-    def barriers(self) -> int:
-        """One more for each stage, that tells when its codes are widened."""
-        return 3 * self.stages + CONSUMERS + (self.warps if self.split_k > 1 else 0)
+    def is_turned(self) -> bool:
+        return True
+
+    @property
+    def storing_warps(self) -> int:
+        """Those that have rows."""
+        return self.rows // self.box_rows
+
+    @property
+    def left_bytes(self) -> int:
+        """Of its own rows alone, which the instructions' columns are."""
+        return self.depth * self.rows * LINE_BYTES
+
+    @property
+    def line_bytes(self) -> int:
+        """Of a column's codes of a stage."""
+        return self.depth * self.code_line
+
+    @property
+    def right_bytes(self) -> int:
+        return self.cols * self.line_bytes
+
+    @property
+    def turned_sums(self) -> int:
+        """f32 values that one thread sums."""
+        return self.rows // 2
+
+    @property
+    def turned_cols(self) -> int:
+        """Floats from one row of sums to the next, where they turn round."""
+        return self.cols + PADDING
+
+    @property
+    def behind_ring(self) -> int:
+        return self.right_at + self.stages * self.right_bytes
+
+    @property
+    def turned_at(self) -> int:
+        """Where sums turn round: behind the ring, or in its place, where no other tile's slices come."""
+        return self.behind_ring if self.split_k == 1 else 0
+
+    @property
+    def turned_bytes(self) -> int:
+        return -(-4 * self.rows * self.turned_cols // BOX_ALIGNMENT) * BOX_ALIGNMENT
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Blocks that share a tile read each other's sums where these turn round."""
+        return 0
+
+    @property
+    def staging_at(self) -> int:
+        return max(self.behind_ring, self.turned_at + self.turned_bytes)
 
     @property
     def buffers(self) -> int:
-        """One, so that a tile of 256 x 128 has room for a fourth slice."""
+        """One, so that a tile of 128 rows has room for a third stage."""
         return 1
 
     @property
+    def barriers(self) -> int:
+        """As of factors that are not widened in shared memory, and none for sums of other blocks."""
+        return 2 * self.stages + CONSUMERS
+
+    @property
     def shared_bytes(self) -> int:
-        return self.scales_at + 4 * self.stages * self.cols
-
-
-def is_large(rows: int, cols: int) -> bool:
-    """Is it a tile for many rows, whatever fills the GPU?"""
-    return rows * cols >= MOST_ROWS * 192
+        return self.barriers_at + 8 * self.barriers
 
 
 def wgmma_codes(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
-    """Every tile, cooperative."""
+    """Every tile."""
     if not target.wgmma:
         raise NotFor(f"{target.arch} has no wgmma; sm_90a has")
     hoisted, parts = taken_apart(graph)
@@ -100,7 +165,7 @@ def wgmma_codes(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaP
     draft.need_codes()
     plans = [plan for tile in draft.tiles() for plan in draft.plans(tile)]
     if not plans:
-        raise NoMatch(f"no tile for {draft.extents[-1]} rows; up to {FEWEST_ROWS - 1} codes are widened in registers")
+        raise NoMatch(f"no tile for {draft.extents[-1]} rows; of up to {FEWEST_ROWS - 1} mma.sync widens codes")
     yield from plans
 
 
@@ -161,50 +226,69 @@ class CodedDraft(WgmmaDraft):
         return coding.code.bits
 
     def tiles(self) -> Iterator[CodedTile]:
-        """A thread has registers for 128 sums and for those of 64 rows that come to them, or for twice 96."""
-        for rows, cols, stages, split_k in (
-            (2 * MOST_ROWS, 128, 4, 1), (MOST_ROWS, 192, 4, 1), (MOST_ROWS, 128, 6, 1), (MOST_ROWS, 64, 8, 1),
-            (MOST_ROWS, 128, 6, 2), (MOST_ROWS, 128, 6, 4), (MOST_ROWS, 64, 8, 2), (MOST_ROWS, 64, 8, 4),
+        for cols, shares, split_k in (
+            (2 * COLS, 1, 1), (2 * COLS, 1, 2), (2 * COLS, 1, 4), (2 * COLS, 2, 1), (2 * COLS, 2, 2), (2 * COLS, 2, 4),
+            (COLS, 2, 1), (COLS, 2, 2),
         ):  # fmt: skip
-            large = is_large(rows, cols)
-            for group in (8, 16) if large else (8,):
+            if cols // COLS * shares == MOST_CONSUMERS and self.even_rows > FEW_ROWS:
+                continue
+            for group in (8, 16) if split_k == 1 else (8,):
                 yield CodedTile(
-                    rows if large else self.even_rows, cols, stages, "cooperative", group=group, split_k=split_k,
-                    atom=self.atom, code_bits=self.code_bits,
+                    self.even_rows, cols, MOST_STAGES, "cooperative", group=group, split_k=split_k, shares=shares,
+                    atom=self.atom, code_bits=self.code_bits, depth=LINE_BITS // self.code_bits,
                 )  # fmt: skip
 
     def suits(self, tile: WgmmaTile) -> bool:
-        if self.rows < FEWEST_ROWS:
-            return False
+        assert isinstance(tile, CodedTile)
         width = tile.cols // self.together
         whole = need_whole_groups(self.groups, self.hoisted)  # columns that a tile has to have
         if whole and (width != whole or tile.split_k > 1):
             return False
-        if tile.cols % self.together or width // tile.split_k % LEAST_COLS:
+        if self.rows < FEWEST_ROWS or width // tile.split_k % LEAST_COLS or tile.cols // COLS % self.together:
             return False
-        return is_large(tile.rows, tile.cols) or self.few(tile)
+        stages = -(-self.k // (LINE_ELEMENTS * tile.depth * tile.split_k))
+        if tile.shares > 1 and (stages < 2 * tile.shares or (tile.split_k == 1 and stages % tile.shares)):
+            return False
+        return tile.split_k == 1 or self.few(tile)
 
     def fitted(self, tile: WgmmaTile) -> WgmmaTile | None:
-        while self.shared_bytes(tile) > self.target.shared_bytes and tile.stages > LEAST_STAGES:
-            tile = replace(tile, stages=tile.stages - 1)
-        exchanged = tile.exchange_bytes <= tile.stages * tile.right_bytes
-        return tile if exchanged and self.shared_bytes(tile) <= self.target.shared_bytes else None
+        """With lines of codes of 64 bytes where longer ones leave room for too few stages."""
+        assert isinstance(tile, CodedTile)
+        least = max(LEAST_STAGES, tile.shares)
+        for depth in (tile.depth, tile.depth // 2):
+            found = replace(tile, depth=depth)
+            while self.shared_bytes(found) > self.target.shared_bytes and found.stages > least:
+                found = replace(found, stages=found.stages - 1)
+            if depth % 2 == 0 and self.shared_bytes(found) <= self.target.shared_bytes:
+                return found
+        return None
 
     def is_coded(self, access: Access) -> bool:
         return any(p.right.operand is not None and p.right.operand.name == access.tensor for p in self.parts.products)
 
     def map(self, pointer: Param, tile: WgmmaTile) -> Param:
-        """Codes lie one behind the other in shared memory, and are widened into swizzled lines."""
+        """Lines of codes are swizzled, so that lanes find those of 8 columns in different banks."""
         found = super().map(pointer, tile)
-        return replace(found, swizzle=0) if self.is_coded(self.access[pointer.tensor]) else found
+        assert isinstance(tile, CodedTile)
+        return replace(found, swizzle=tile.line_bytes) if self.is_coded(self.access[pointer.tensor]) else found
 
     def box(self, access: Access, tile: WgmmaTile) -> tuple[int, int]:
         if not self.is_coded(access):
             return super().box(access, tile)
         assert isinstance(tile, CodedTile)
-        return tile.cols // self.together, tile.code_line // access.dtype.bytes
+        return tile.cols // self.together, tile.line_bytes // access.dtype.bytes
 
     def regime(self, tile: WgmmaTile) -> str:
         coding = next(iter(self.rights.values())).coding
         assert coding is not None
-        return f"{super().regime(tile)}; {coding.text}"
+        assert isinstance(tile, CodedTile)
+        turns = f", that have {tile.depth} slices each by turns" if tile.shares > 1 else ""
+        each = f"{tile.rows}x{tile.cols // self.together}" + (f" of {self.together} products" * (self.together > 1))
+        who = f"{tile.consumers} consumer warpgroups{turns} sum tiles of {each} turned round"
+        ahead = f"a producer {tile.stages * tile.depth} slices of {self.line} ahead"
+        blocks = (
+            f"split-K by a cluster of {tile.split_k} blocks"
+            if tile.split_k > 1
+            else f"persistent blocks, {tile.group} rows of tiles at a time"
+        )
+        return f"{who}, {ahead}; {blocks}; {coding.text}"

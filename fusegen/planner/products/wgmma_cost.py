@@ -33,7 +33,7 @@ from fusegen.planner.model import Cost
 from fusegen.planner.products.gemm_duration import L2_GBS, lying
 from fusegen.planner.products.parts import Operand
 from fusegen.planner.products.product_cost import floors, product_traffic, tiles_down
-from fusegen.planner.products.wgmma import LAUNCH_REGISTERS, WgmmaWork
+from fusegen.planner.products.wgmma import CONSUMERS, LAUNCH_REGISTERS, WgmmaWork
 from fusegen.planner.rows.duration import COPY_SHARE
 from fusegen.planner.tile import LINE_BYTES
 from fusegen.planner.time import overlapped
@@ -65,12 +65,14 @@ HOT_COOPERATIVE_FACTOR = 1.04  # and there larger tiles, cooperative take more o
 SCALED_FACTOR = 1.02
 PREPARED_US = 0.30  # a slice of one that is scaled by a vector of its type
 COMPUTED_US, SLOT_US = 0.34, 0.04  # of others, and for each issue slot of an element
-# ---- right factors of codes: of candidates of 4 and 8 bits, 32 to 1024 rows of 8192 x 8192, on one H200, which they
-# meet within 12 % from 128 rows on; of fewer rows they say up to a quarter too much. Of 1030 us at 4096 rows 768 were
-# left where nothing was widened; with all three warps at each slice they took 999, and 64 rows 62 in place of 53. Seven
-# warps in place of three took 48 us of 32 rows in place of 52, and have no registers for tiles of 256 x 128.
-WIDENED_SLICE_US, WIDENED_COLUMN_US, WIDENED_PARTS_US = 0.035, {4: 0.0047, 8: 0.0053}, 0.28
-LEAST_STAGES, FEW_STAGES_FACTOR = 3, 1.09
+# ---- right factors of codes, summed turned round: of 32 candidates of 4 and 8 bits, 16 to 2048 rows of 8192 x 8192, on
+# one H200, which they meet within 4 % (rms; 10 % at worst). A slice of 64 columns takes so long, and longer with each
+# row. Widening and barriers limit it, and not its copies; four consumers hide more of that.
+CODED_COLUMNS = 64
+CODED_SLICE_US, CODED_ROW_US = {4: 0.0724, 8: 0.0793}, {4: 0.00086, 8: 0.00102}
+NARROW_ROW_US = 0.0005  # rows are read from shared memory for 64 columns, and not for 128
+FOUR_CONSUMERS_SHARE = 0.65
+TURNED_US, TURNED_ROW_US = 0.9, 0.004  # until sums have turned round, and been added up
 # ---- memory
 PUSHED_OUT_SHARE = 0.56  # a launch that finds the L2 full of what others wrote pushes out as much as it reads
 # ---- blocks that share a tile
@@ -126,7 +128,7 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
         each *= NARROW_FACTOR
     if work.promote:
         each *= PROMOTED_FACTOR[tile.parts]
-    products = work.steps * (widening(work) if work.coding else preparing(work, parts, each))
+    products = work.steps * (coded(work) if work.coding else preparing(work, parts, each))
     # an element passes its own output group's alone
     issued = STORED_SLOTS + slots(work, parts.epilogue) / len(work.output_groups)
     epilogue = ISSUED_SLOTS * tile.held_rows * work.finished * issued / (target.f32_lanes * SM_GHZ * 1e3)
@@ -146,18 +148,22 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
         time = CLUSTER_US + time * (CLUSTERS_F32_FACTOR if f32_factors else CLUSTERS_FACTOR)
     if f32_factors and tile.group > 8:
         time *= GROUPS_F32_FACTOR
-    if tile.split_k > 1:
+    if tile.is_turned:
+        time += TURNED_US + TURNED_ROW_US * tile.rows
+    elif tile.split_k > 1:
         time += MET_US + EXCHANGED_US * tile.cols / WIDE_COLS
     return time * (1.0 + SPREAD_SHARE * max(0.0, spread(work, *extents) - SPREAD_FREE_FACTOR))
 
 
-def widening(work: WgmmaWork) -> float:
-    """The time of a slice whose codes three warps widen, one slice each: what they take, and not their products, limits
-    it, and a slice's way through few stages."""
+def coded(work: WgmmaWork) -> float:
+    """The time of a slice whose codes are widened, where the consumers that share slices have as many."""
     tile, coding = work.tile, work.coding
     assert coding is not None
-    time = WIDENED_SLICE_US + tile.cols * WIDENED_COLUMN_US[coding.code.bits] + (tile.parts - 1) * WIDENED_PARTS_US
-    return time * (FEW_STAGES_FACTOR if tile.stages == LEAST_STAGES else 1.0)
+    time = CODED_SLICE_US[coding.code.bits] + CODED_ROW_US[coding.code.bits] * tile.rows
+    time *= tile.cols / CODED_COLUMNS
+    if tile.cols == CODED_COLUMNS:
+        time += NARROW_ROW_US * tile.rows
+    return time * (FOUR_CONSUMERS_SHARE if tile.consumers > CONSUMERS else 1.0)
 
 
 def counted(work: WgmmaWork, *extents: int) -> int:

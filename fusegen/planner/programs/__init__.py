@@ -30,9 +30,9 @@ WORTH_CUTTING = 0.67
 WORTH_PARTING = 0.97
 # The same of attention whose keys are dealt to parts, whose first kernel is of the one kernel's kind
 WORTH_DEALING = 0.95
-# The same of codes that wgmma's own kernel widens, where estimates of both were within 7 % of what they took: w4a16
-# beside 4096 rows of 8192 x 8192 took 1037 us by one kernel, and 662 by two (H200)
-WORTH_UNPACKING = 0.75
+# The same of codes that wgmma's own kernel widens, where estimates of both were within 6 % of what they took: w4a16
+# beside 2048 rows of 8192 x 8192 took 404 us by one kernel, and 358 by two (H200)
+WORTH_UNPACKING = 0.97
 FEW_STATES = 12  # to look at where one kernel is at hand: a search in full takes longer than compiling
 LONG_STATES = 60  # beside wasteful attention: two cuts are found by then, with a mask between them
 WASTED = 3.5  # times its floor
