@@ -39,7 +39,7 @@ demo: setup ## a fused kernel from spec to checked result, for both vendors
 # As many workers as processors: numpy's own threads would only wait for one another, and spin meanwhile.
 test test-all: export OPENBLAS_NUM_THREADS = 1
 
-test: setup ## all tests that are cheap, and a fifth of the dear ones, each day another; GPU's are skipped where there is none
+test: setup ## all tests that are cheap, and a sixth of the dear ones, each day another; GPU's are skipped where there is none
 	$(IN)/python -m pytest -n auto --dist worksteal
 
 test-all: setup ## every test, with every case of the grids of which `test` runs those that show every pair of values

@@ -19,7 +19,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 LEDGER = Path(__file__).with_name("dear.json")
-TURNS = 5
+TURNS = 6
 DEAR_S = 0.1  # of CPU a case
 ALL = "all"
 
