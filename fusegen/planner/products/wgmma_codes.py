@@ -282,9 +282,9 @@ class CodedDraft(WgmmaDraft):
         coding = next(iter(self.rights.values())).coding
         assert coding is not None
         assert isinstance(tile, CodedTile)
-        turns = f", that have {tile.depth} slices each by turns" if tile.shares > 1 else ""
+        turns = f" that have {tile.depth} slices by turns" if tile.shares > 1 else ""
         each = f"{tile.rows}x{tile.cols // self.together}" + (f" of {self.together} products" * (self.together > 1))
-        who = f"{tile.consumers} consumer warpgroups{turns} sum tiles of {each} turned round"
+        who = f"{tile.consumers} consumer warpgroups{turns} share tiles of {each}, summed turned round"
         ahead = f"a producer {tile.stages * tile.depth} slices of {self.line} ahead"
         blocks = (
             f"split-K by a cluster of {tile.split_k} blocks"
