@@ -203,6 +203,11 @@ def signature_of(
     if "return" not in annotations:
         raise SpecError(f"{function.__name__} declares no output; annotate it, as in -> f16[M, N]", where)
     result = annotations["return"]
+    if isinstance(result, tuple | list):
+        written = (
+            ", ".join(map(str, result)) if all(isinstance(t, TensorType) for t in result) else "f16[M, N], f32[M, 1]"
+        )
+        raise SpecError(f"several outputs are no {type(result).__name__} of types; write -> tuple[{written}]", where)
     parts: tuple[object, ...] = get_args(result) if str(get_origin(result)) == str(tuple) else (result,)
     outputs = tuple(tensor_type(part, "the output", where) for part in parts)
     if any(not t.shape for t in outputs):

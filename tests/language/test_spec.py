@@ -140,6 +140,15 @@ def test_output_that_is_no_value() -> None:
     assert "not a value computed from the operands" in wrong(spec)
 
 
+def test_several_outputs_as_a_tuple_of_types() -> None:
+    def spec(x: f16[M, 2 * N]) -> f16[M, 2 * N]:
+        return x, F.sum(x)
+
+    for outputs in ((f16[M, 2 * N], f32[M, 1]), [f16[M, 2 * N], f32[M, 1]]):
+        spec.__annotations__["return"] = outputs
+        assert "write -> tuple[f16[M, 2 * N], f32[M, 1]]" in wrong(spec)
+
+
 def test_unsupported_dtype() -> None:
     def spec(x: float) -> f16[M, N]:
         return x
