@@ -117,6 +117,20 @@ def test_stages_that_reach_beyond_k(code: DType, group: int, depth: int) -> None
     validate(program_of(spec, H200, tile_of(24, 128)), quick=True).raise_for_error()
 
 
+@needs_compiler
+@pytest.mark.parametrize("group", [0, 64])
+def test_stages_beyond_k_are_zero_whatever_the_scale(group: int) -> None:
+    spec = spec_of(i4, bf16, f32, group, f32, M=24, N=72, K=320)
+    columns = 5 if group else 1
+    scales = np.ones((72, columns), np.float32)
+    scales[3, -1], scales[4, -1] = np.inf, np.nan
+    kernel = program_of(spec, H200, tile_of(24, 128))
+    got = np.asarray(kernel(np.ones((24, 320), bf16.numpy), bits_of(np.ones((72, 320)), i4), scales))
+    assert (got[:, 3] == np.inf).all()
+    assert np.isnan(got[:, 4]).all()
+    np.testing.assert_array_equal(np.delete(got, (3, 4), 1), 320.0)
+
+
 PLAIN, SPLIT, SHARED = tile_of(130, 128), tile_of(24, 128, 2), tile_of(24, 64, 1, 2)
 
 

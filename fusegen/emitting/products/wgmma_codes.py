@@ -34,9 +34,8 @@ class CodesSpeller(PromotedSpeller):
         self.functions.update(widening.needs)
         (output_group,) = plan.output_groups
         codings = [right.coding for right in output_group.rights if right.coding is not None]
-        of_number = f"({self.step} * {tile.depth} + i) / {coding.group // plan.line}" if coding.group else "0"
-        if coding.group and plan.padded:
-            of_number = f"min({of_number}, {plan.k // coding.group - 1})"
+        of_slice = f"{self.step} * {tile.depth} + i"
+        of_number = f"({of_slice}) / {coding.group // plan.line}" if coding.group else "0"
         words = {1: "unsigned char", 2: "unsigned short", 4: "unsigned"}[coding.scales.dtype.bytes]
         bits = f"reinterpret_cast<const {self.ctype(coding.scales.dtype)}&>(next_scales[r8])"
         value = self.to_value(coding.scales.dtype, bits)
@@ -63,6 +62,9 @@ class CodesSpeller(PromotedSpeller):
             "scales_of": self.own_product(scales),
             "scale": f"static_cast<float>({value})" if coding.scales.dtype.kind == "int" else value,
             "number": of_number,
+            "within": f"{of_slice} < {plan.slices}"
+            if plan.padded
+            else "",  # slices beyond K are 0, whatever scales are
             "col": f"min({col}, {output_group.cols} - 1)" if ragged else col,
             "column": self.own_column(False),
             "line": tile.line_bytes,
