@@ -267,9 +267,9 @@ def short_error(a: Array, b: Array, how: Summed, bits: int) -> Array:
     largest_a, largest_b = np.abs(a), np.abs(b)
     merged: Any = np.zeros(())
     total: Any = np.zeros(())
-    for share in range(how.split_k):
+    for share in range(how.shares):
         whole: Any = np.zeros(())
-        for first in (k for k in range(0, depth, min(slice_k, promote)) if k // slice_k % how.split_k == share):
+        for first in (k for k in range(0, depth, min(slice_k, promote)) if how.share(k) == share):
             partial: Any = np.zeros(())
             error: Any = np.zeros(())
             for k in range(first, min(first + min(slice_k, promote), depth), SHORT_STEP):
@@ -281,4 +281,4 @@ def short_error(a: Array, b: Array, how: Summed, bits: int) -> Array:
             whole = whole + partial
             total = total + error + 2.0**-24 * (np.abs(whole) + error)
         merged = merged + np.abs(whole)
-    return np.asarray(total * (1 + 2.0**-10) + (merged * (2.0**-23 * how.split_k) if how.split_k > 1 else 0.0))
+    return np.asarray(total * (1 + 2.0**-10) + (merged * (2.0**-23 * how.shares) if how.shares > 1 else 0.0))

@@ -85,7 +85,7 @@ def test_ragged_sizes(spec: Chain) -> None:
 
 def tile_of(rows: int, cols: int, split_k: int = 1, shares: int = 1) -> Callable[[Any], bool]:
     def fits(plan: Any) -> bool:
-        return by_wgmma(plan) and (plan.tile.cols, plan.tile.split_k, plan.tile.shares) == (cols, split_k, shares)
+        return by_wgmma(plan) and (plan.tile.cols, plan.tile.split_k, plan.tile.k_parts) == (cols, split_k, shares)
 
     fits.__name__ = f"{rows} rows"
     return fits

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,18 +10,13 @@ import pytest
 
 from fusegen import bf16, chain, dims, f32
 from fusegen import ops as F
-from fusegen.emitting.rendering import render
-from fusegen.language.sharing import share_common
 from fusegen.pipeline import compile
-from fusegen.planner import candidates
 from fusegen.planner.model import RowPlan
 from fusegen.planner.programs.lowering import lowered
-from fusegen.planner.programs.model import ProgramPlan
-from fusegen.planner.programs.parts import layout_of
-from fusegen.planner.programs.search import step_of
-from fusegen.runtime import Kernel, Program, finding
+from fusegen.runtime import Program
 from fusegen.targets import H200, MI300X, Target
 from fusegen.validation import validate
+from tests.planner.test_groups import program_of
 from tests.tools import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
@@ -107,21 +100,6 @@ def test_against_plain_numpy(size: int) -> None:
     # scales that are apart, and the rows of another array
     apart = np.stack([gamma, np.full_like(gamma, np.nan)], axis=-1)[:, 0]
     np.testing.assert_array_equal(kernel(x, apart, beta), kernel(x, gamma, beta))
-
-
-def program_of(spec: Any, target: Target, wanted: Callable[[RowPlan], bool], edits: tuple[str, str] = ("", "")) -> Any:
-    """The chain as the first of its plans that is wanted, whose text has been edited."""
-    graph = share_common(spec.graph)
-    step = lowered(graph)
-    found = candidates(step.graph, target, layout_of(step, graph.sizes)).need()
-    plan = next(p for p in found if isinstance(p, RowPlan) and wanted(p))
-    source = render(plan)
-    text = re.sub(edits[0], edits[1], source.text, count=1) if edits[0] else source.text
-    assert (text != source.text) == bool(edits[0]), f"{edits[0]!r} changes nothing"
-    device = finding.find(target, "emulator")
-    source = replace(source, text=text)
-    kernel = Kernel(source, None, device, lambda layout: (source, None))
-    return Program(ProgramPlan(graph, target, (step_of(step, plan),), (), (), ()), [kernel], device)
 
 
 @needs_compiler

@@ -34,7 +34,7 @@ class CodesSpeller(PromotedSpeller):
         self.functions.update(widening.needs)
         (output_group,) = plan.output_groups
         codings = [right.coding for right in output_group.rights if right.coding is not None]
-        of_slice = f"{self.step} * {tile.depth} + i"
+        of_slice = f"{self.step} * {tile.slices_a_stage} + i"
         of_number = f"({of_slice}) / {coding.group // plan.line}" if coding.group else "0"
         words = {1: "unsigned char", 2: "unsigned short", 4: "unsigned"}[coding.scales.dtype.bytes]
         bits = f"reinterpret_cast<const {self.ctype(coding.scales.dtype)}&>(next_scales[r8])"
@@ -62,9 +62,7 @@ class CodesSpeller(PromotedSpeller):
             "scales_of": self.own_product(scales),
             "scale": f"static_cast<float>({value})" if coding.scales.dtype.kind == "int" else value,
             "number": of_number,
-            "within": f"{of_slice} < {plan.slices}"
-            if plan.padded
-            else "",  # slices beyond K are 0, whatever scales are
+            "within": f"{of_slice} < {plan.slices}" if plan.padded else "",
             "col": f"min({col}, {output_group.cols} - 1)" if ragged else col,
             "column": self.own_column(False),
             "line": tile.line_bytes,
@@ -78,11 +76,11 @@ class CodesSpeller(PromotedSpeller):
             else "__byte_perm(words[half * 2], words[half * 2 + 1], selector)",
             "sums": tile.turned_sums,
             "together": together,
-            "depth": tile.depth,
+            "depth": tile.slices_a_stage,
             "slice": f"({tile.rows * LINE} / 16)",
-            "shares": tile.shares,
+            "shares": tile.k_parts,
             "columns": self.column_groups,
-            "first": "first" if tile.shares > 1 else "0",
+            "first": "first" if tile.k_parts > 1 else "0",
             "rows": f"own * {tile.atom.rows} + warp * {tile.box_rows} + lane / 4",
             "threads": tile.consumers * tile.atom.threads,
             "finished": plan.products * plan.finished // 2,
@@ -109,7 +107,12 @@ class CodesSpeller(PromotedSpeller):
             return found
         k, *others = found["at"].split(", ")
         call = found["call"].replace("left + stage", f"left + i * {tile.rows * LINE} + stage")
-        return {**found, "boxes": tile.depth, "call": call, "at": ", ".join([f"{k} + i * {self.plan.line}", *others])}
+        return {
+            **found,
+            "boxes": tile.slices_a_stage,
+            "call": call,
+            "at": ", ".join([f"{k} + i * {self.plan.line}", *others]),
+        }
 
     @property
     def column_groups(self) -> int:

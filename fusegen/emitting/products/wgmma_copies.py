@@ -195,7 +195,7 @@ class CopySpeller(ProductWords):
     def empty(self) -> Mapping[str, int] | None:
         """What stays empty in each slice of the left factor, in units of 16 bytes."""
         plan, tile = self.plan, self.tile
-        if plan.left_rows == tile.held_rows or tile.is_turned:
+        if plan.left_rows == tile.held_rows or plan.coding:
             return None
         words = LINE_BYTES // 16
         rows = tile.held_rows - plan.left_rows

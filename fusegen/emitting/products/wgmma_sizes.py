@@ -18,7 +18,7 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
     tile_k = f"tile_k = {tile.slices_a_stage * plan.line}, " if placed else ""  # a single slice begins at 0
     turned = tile if isinstance(tile, CodedTile) else None
     line, of_codes = (str(turned.line_bytes), "  // of codes") if turned else ("line_bytes", "")
-    left = f"{turned.depth} * tile_rows" if turned else left
+    left = f"{turned.slices_a_stage} * tile_rows" if turned else left
     lines = [
         "// a tile, the slices of the depth that are summed one after another, and how many shared memory holds",
         f"constexpr int tile_rows = {tile.rows}, tile_cols = {plan.width}, {tile_k}stages = {tile.stages};",
@@ -85,7 +85,7 @@ def scaled(blocks: BlockScales) -> list[str]:
 
 def brought(plan: WgmmaPlan) -> list[str]:
     """What a slice is, which may have fewer rows of the left factor than there is room for."""
-    if plan.left_rows == plan.tile.held_rows or plan.tile.is_turned:
+    if plan.left_rows == plan.tile.held_rows or plan.coding:
         return ["constexpr int slice_bytes = left_bytes + right_bytes;"]
     return [f"constexpr int slice_bytes = {plan.left_rows} * line_bytes + right_bytes;"]
 

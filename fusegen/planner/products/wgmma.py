@@ -71,11 +71,6 @@ class WgmmaTile(ProductTile):
     atom: Atom = field(kw_only=True)
 
     @property
-    def is_turned(self) -> bool:
-        """Is it summed turned round, its columns as the instructions' rows?"""
-        return False
-
-    @property
     def consumers(self) -> int:
         """Groups of warps that multiply."""
         return CONSUMERS
@@ -238,7 +233,7 @@ class WgmmaWork(ProductWork):
         Both at once leave the tensor cores idle: of 4096 x 7168 x 16384, scaled by blocks, 779 us became 721 (H200).
         Tiles of few rows wait for memory: 64 x 24576 x 1536 took 23.1 us without turns, and 25.2 with them."""
         several = self.tile.schedule == "cooperative" and self.tile.rows > self.tile.atom.rows
-        return self.promoted_slices > 0 and several and not self.tile.is_turned
+        return self.promoted_slices > 0 and several and not self.coding
 
     @property
     def scales_ahead(self) -> int:
@@ -313,7 +308,7 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         """`wgmma pingpong 128x128 6`: rule, schedule, tile, stages; then each choice that is not the usual one."""
         t = self.tile
         choices = {"cluster": (t.cluster, 1), "group": (t.group, 8), "split_k": (t.split_k, 1)}
-        choices |= {"slices": (t.slices_a_stage, 1), "k_parts": (t.k_parts, 1), "turned": (t.is_turned, False)}
+        choices |= {"slices": (t.slices_a_stage, 1), "k_parts": (t.k_parts, 1)}
         return f"{self.rule} {t.schedule} {t.rows}x{t.cols} {t.stages}{unusual(choices)}"
 
     @property

@@ -13,11 +13,12 @@ What measurements on an H200 decided, of x @ w.T with 8192 x 8192 weights of 4 b
 
 - Three warps that wrote widened codes to shared memory, as wgmma takes right factors, took 49, 51, 91 and 250 us of 64,
   128, 256 and 1024 rows; these kernels take 28, 37, 59 and 208, and torch's bf16 product 46, 46, 53 and 171.
-- Lines of codes of 128 bytes, four slices, took 24.5 us of 32 rows in place of 26.8 by single slices: fewer barriers
-  and places to compute. Without any copy a kernel took 23.6 of these 26.8.
+- Lines of codes of 128 bytes, four slices, took 24.5 us of 32 rows, and of 64 bytes 25.7: fewer barriers and places to
+  compute. By single slices it was 27.0, and 23.6 without any copy: instructions limit it, and not memory.
 - Four consumers that have stages by turns took 22.8 of 32 rows in place of 24.5 by two; for more rows registers lack.
 - Loads of scales that were converted at once, and so waited for, had taken 3 of 28 us.
-- Turns at multiplying, as promoted sums take them, took 1 to 3 us more; codes loaded a slice earlier 0 to 2 more.
+- Turns at multiplying, as promoted sums take them, took 2 to 3 us more of 32 to 128 rows; codes that were loaded a
+  slice earlier 0.3 to 2 more.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ FEW_ROWS = 32  # whose sums four consumers have registers for
 
 @dataclass(frozen=True, slots=True)
 class CodedTile(WgmmaTile):
-    """A tile whose right factor's slices are codes. Each consumer has 64 of its columns. A stage of the ring is `depth`
-    slices, so that lines of codes are long; of so many parts of the consumers, `shares`, each has its stages by turns.
+    """A tile whose right factor's slices are codes. Each consumer has 64 of its columns. A stage of the ring is
+    several slices, so that lines of codes are long; of `k_parts` parts of the consumers each has its stages by turns.
     """
 
     code_bits: int = field(kw_only=True)
-    depth: int = field(kw_only=True)
-    shares: int = 1
+    slices_a_stage: int = field(kw_only=True)
+    k_parts: int = 1
 
     @property
     def code_line(self) -> int:
@@ -69,19 +70,7 @@ class CodedTile(WgmmaTile):
 
     @property
     def consumers(self) -> int:
-        return self.cols // COLS * self.shares
-
-    @property
-    def slices_a_stage(self) -> int:
-        return self.depth
-
-    @property
-    def k_parts(self) -> int:
-        return self.shares
-
-    @property
-    def is_turned(self) -> bool:
-        return True
+        return self.cols // COLS * self.k_parts
 
     @property
     def storing_warps(self) -> int:
@@ -91,12 +80,12 @@ class CodedTile(WgmmaTile):
     @property
     def left_bytes(self) -> int:
         """Of its own rows alone, which the instructions' columns are."""
-        return self.depth * self.rows * LINE_BYTES
+        return self.slices_a_stage * self.rows * LINE_BYTES
 
     @property
     def line_bytes(self) -> int:
         """Of a column's codes of a stage."""
-        return self.depth * self.code_line
+        return self.slices_a_stage * self.code_line
 
     @property
     def right_bytes(self) -> int:
@@ -226,16 +215,16 @@ class CodedDraft(WgmmaDraft):
         return coding.code.bits
 
     def tiles(self) -> Iterator[CodedTile]:
-        for cols, shares, split_k in (
+        for cols, k_parts, split_k in (
             (2 * COLS, 1, 1), (2 * COLS, 1, 2), (2 * COLS, 1, 4), (2 * COLS, 2, 1), (2 * COLS, 2, 2), (2 * COLS, 2, 4),
             (COLS, 2, 1), (COLS, 2, 2),
         ):  # fmt: skip
-            if cols // COLS * shares == MOST_CONSUMERS and self.even_rows > FEW_ROWS:
+            if cols // COLS * k_parts == MOST_CONSUMERS and self.even_rows > FEW_ROWS:
                 continue
             for group in (8, 16) if split_k == 1 else (8,):
                 yield CodedTile(
-                    self.even_rows, cols, MOST_STAGES, "cooperative", group=group, split_k=split_k, shares=shares,
-                    atom=self.atom, code_bits=self.code_bits, depth=LINE_BITS // self.code_bits,
+                    self.even_rows, cols, MOST_STAGES, "cooperative", group=group, split_k=split_k, k_parts=k_parts,
+                    atom=self.atom, code_bits=self.code_bits, slices_a_stage=LINE_BITS // self.code_bits,
                 )  # fmt: skip
 
     def suits(self, tile: WgmmaTile) -> bool:
@@ -246,20 +235,20 @@ class CodedDraft(WgmmaDraft):
             return False
         if self.rows < FEWEST_ROWS or width // tile.split_k % LEAST_COLS or tile.cols // COLS % self.together:
             return False
-        stages = -(-self.k // (LINE_ELEMENTS * tile.depth * tile.split_k))
-        if tile.shares > 1 and (stages < 2 * tile.shares or (tile.split_k == 1 and stages % tile.shares)):
+        stages = -(-self.k // (LINE_ELEMENTS * tile.slices_a_stage * tile.split_k))
+        if tile.k_parts > 1 and (stages < 2 * tile.k_parts or (tile.split_k == 1 and stages % tile.k_parts)):
             return False
         return tile.split_k == 1 or self.few(tile)
 
     def fitted(self, tile: WgmmaTile) -> WgmmaTile | None:
         """With lines of codes of 64 bytes where longer ones leave room for too few stages."""
         assert isinstance(tile, CodedTile)
-        least = max(LEAST_STAGES, tile.shares)
-        for depth in (tile.depth, tile.depth // 2):
-            found = replace(tile, depth=depth)
+        least = max(LEAST_STAGES, tile.k_parts)
+        for slices in (tile.slices_a_stage, tile.slices_a_stage // 2):
+            found = replace(tile, slices_a_stage=slices)
             while self.shared_bytes(found) > self.target.shared_bytes and found.stages > least:
                 found = replace(found, stages=found.stages - 1)
-            if depth % 2 == 0 and self.shared_bytes(found) <= self.target.shared_bytes:
+            if slices % 2 == 0 and self.shared_bytes(found) <= self.target.shared_bytes:
                 return found
         return None
 
@@ -282,10 +271,10 @@ class CodedDraft(WgmmaDraft):
         coding = next(iter(self.rights.values())).coding
         assert coding is not None
         assert isinstance(tile, CodedTile)
-        turns = f" that have {tile.depth} slices by turns" if tile.shares > 1 else ""
+        turns = f" that have {tile.slices_a_stage} slices by turns" if tile.k_parts > 1 else ""
         each = f"{tile.rows}x{tile.cols // self.together}" + (f" of {self.together} products" * (self.together > 1))
-        who = f"{tile.consumers} consumer warpgroups{turns} share tiles of {each}, summed turned round"
-        ahead = f"a producer {tile.stages * tile.depth} slices of {self.line} ahead"
+        who = f"{tile.consumers} consumer warpgroups{turns} sum tiles of {each} transposed, the weights as left factor"
+        ahead = f"a producer {tile.stages * tile.slices_a_stage} slices of {self.line} ahead"
         blocks = (
             f"split-K by a cluster of {tile.split_k} blocks"
             if tile.split_k > 1

@@ -148,7 +148,7 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
         time = CLUSTER_US + time * (CLUSTERS_F32_FACTOR if f32_factors else CLUSTERS_FACTOR)
     if f32_factors and tile.group > 8:
         time *= GROUPS_F32_FACTOR
-    if tile.is_turned:
+    if work.coding:
         time += TURNED_US + TURNED_ROW_US * tile.rows
     elif tile.split_k > 1:
         time += MET_US + EXCHANGED_US * tile.cols / WIDE_COLS
