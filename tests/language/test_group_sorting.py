@@ -76,10 +76,14 @@ def test_slots_are_sorted_by_their_groups(data: st.DataObject, on: str, tokens: 
         assert np.array_equal(got, wanted)
 
 
-def of_warps(on: str, warps: int, slots: int = 2500) -> Kernel:
-    """`by_group`'s kernel with so many warps: of few, a lane has several rounds of slots."""
-    graph = of_many.at(S=slots).graph
-    plan = next(p for p in candidates(graph, target(on)).plans if isinstance(p, SlotsPlan) and p.tile.warps == warps)
+def planned(on: str, warps: int, cluster: int = 1, slots: int = 2500) -> SlotsPlan:
+    """`of_many` with so many warps: of few, a lane has several rounds of slots."""
+    found = (p for p in candidates(of_many.at(S=slots).graph, target(on)).plans if isinstance(p, SlotsPlan))
+    return next(p for p in found if (p.tile.warps, p.cluster) == (warps, cluster))
+
+
+def of_warps(on: str, warps: int, cluster: int = 1, slots: int = 2500) -> Kernel:
+    plan = planned(on, warps, cluster, slots)
     return Kernel(render(plan), None, finding.find(plan.target, "emulator", check=True), no_variant)
 
 
@@ -88,21 +92,62 @@ def of_many(ids: i32[S]) -> tuple[i32[S], i32[E], i32[S]]:
     return F.sort_by_group(ids, E)
 
 
-@pytest.mark.parametrize(("on", "warps"), [("cuda:h200", 4), ("cuda:h200", 32), ("hip:mi300x", 4), ("hip:mi300x", 16)])
-def test_blocks_of_every_size_sort_alike(on: str, warps: int) -> None:
+BLOCKS = [
+    ("cuda:a100", 4, 1), ("cuda:h200", 32, 1), ("hip:mi300x", 4, 1), ("hip:mi300x", 16, 1),
+    ("cuda:h200", 4, 2), ("cuda:h200", 16, 2), ("cuda:h200", 8, 4), ("cuda:h200", 32, 4), ("cuda:h200", 16, 8),
+    ("cuda:h200", 4, 16), ("cuda:h200", 8, 16),
+]  # fmt: skip
+"""Target, warps of a block, blocks: of one slot a lane, of some, and of several rounds."""
+
+
+@pytest.mark.parametrize(("on", "warps", "cluster"), BLOCKS)
+def test_blocks_of_every_size_sort_alike(on: str, warps: int, cluster: int) -> None:
     """Of many slots some lanes have several rounds, and the last warps have none; a group has one slot, or none."""
-    rng = np.random.default_rng(warps)
+    rng, kernel = np.random.default_rng(warps), of_warps(on, warps, cluster)
     for ids in (rng.integers(-2, 75, 2500), np.full(2500, 69), rng.choice([0, 3, 99], 2500)):
         ids[1111] = 17
-        found = of_warps(on, warps)(ids.astype(np.int32))
+        found = kernel(ids.astype(np.int32))
         for got, wanted in zip(found, obvious(ids, 70), strict=True):
             assert np.array_equal(got, wanted)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    data=st.data(), blocks=st.sampled_from([(4, 2), (8, 4), (4, 16)]), slots=st.sampled_from([1100, 1500, 2048]),
+    seed=st.integers(0, 2**16),
+)  # fmt: skip
+def test_clusters_sort_any_slots(data: st.DataObject, blocks: tuple[int, int], slots: int, seed: int) -> None:
+    """Runs of one id, of none, and of some in random order, as they fall into warps and blocks."""
+    key = ("clusters", blocks, slots)
+    if key not in KERNELS:
+        KERNELS[key] = of_warps("cuda:h200", *blocks, slots)
+    rng = np.random.default_rng(seed)
+    pool = data.draw(st.lists(st.integers(-2, 71), min_size=1, max_size=9))
+    ids = np.repeat(rng.choice(pool, slots), data.draw(st.sampled_from([1, 3, 200])))[:slots]
+    for got, wanted in zip(KERNELS[key](ids.astype(np.int32)), obvious(ids, 70), strict=True):
+        assert np.array_equal(got, wanted)
+
+
+def test_a_cluster_has_many_slots_and_a_block_few() -> None:
+    """And where blocks can't read each other's counts, one has them all."""
+    assert planned_first("cuda:h200", 65536).cluster > 1
+    assert planned_first("cuda:h200", 256).cluster == 1
+    assert planned_first("cuda:a100", 65536).cluster == 1
+    assert planned_first("hip:mi300x", 65536).cluster == 1
+    assert "in a cluster of 2 blocks of 4 warps, 512 slots each" in planned("cuda:h200", 4, 2).regime
+
+
+def planned_first(on: str, slots: int) -> SlotsPlan:
+    plan = candidates(of_many.at(S=slots).graph, target(on)).plans[0]
+    assert isinstance(plan, SlotsPlan)
+    return plan
 
 
 FAULTS = {
     "counts that are not cleared": ("(&counted[0][0])[at] = 0;", ";"),
     "a warp's second round goes where its first one went": (
-        "      if ((same & lanes_below) == 0) counted[warp][named[i]] += count(same);\n      }", "      }"),
+        "        if ((same & lanes_below) == 0) counted[warp][named[i]] += count(same);\n", ""),
+    "counts that lanes write over": ("atomicAdd(&counted[warp][named[i]], 1)", "counted[warp][named[i]] += 1"),
     "warps before count for nothing": ("total += own;", "total = own;"),
     "groups before count for nothing": ("before += __shfl", "before = __shfl"),
     "slots of one group in any order": ("count(same & lanes_below)", "count(same & ~lanes_below) - 1"),
@@ -117,6 +162,28 @@ FAULTS = {
 def test_faults_are_caught(fault: str) -> None:
     old, new = FAULTS[fault]
     kernel = of_warps("cuda:h200", 4)
+    text = kernel.source.text.replace(old, new)
+    assert text != kernel.source.text
+    wrong = Kernel(replace(kernel.source, text=text), None, kernel.device, no_variant)
+    assert not validate(wrong, quick=True).ok
+
+
+CLUSTER_FAULTS = {
+    "blocks before count for nothing": ("if (block < rank) before += there;", ""),
+    "a block counts its own slots twice": ("if (block < rank)", "if (block <= rank)"),
+    "groups of this block alone": ("    total += there;", "    total = of_block[group];"),
+    "counts that are read before they are there": (
+        "  __cluster_barrier_arrive();\n  __cluster_barrier_wait();\n", "  __cluster_barrier_arrive_relaxed();\n"
+        "  __cluster_barrier_wait();\n"),
+    "a block that ends while another reads": ("  __cluster_barrier_wait();  // no block ends", "  // no block ends"),
+    "all blocks have the first one's slots": ("(rank * warps + warp)", "warp"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", CLUSTER_FAULTS)
+def test_faults_of_clusters_are_caught(fault: str) -> None:
+    old, new = CLUSTER_FAULTS[fault]
+    kernel = of_warps("cuda:h200", 4, 4)
     text = kernel.source.text.replace(old, new)
     assert text != kernel.source.text
     wrong = Kernel(replace(kernel.source, text=text), None, kernel.device, no_variant)

@@ -42,14 +42,16 @@ class SlotsSpeller:
     def slots(self) -> dict[str, Any]:
         """Which slots a lane has, and how it reads their groups: several of them together, before it looks at any."""
         tile, warp, ids = self.plan.tile, self.plan.target.warp, f"{self.plan.ids.name}_ptr"
+        clustered = tile.cluster > 1
         if tile.batch == 1:
             read = [f"const int named = group_of({ids}, slot);"]
-            return {"first_slot": "slot = threadIdx.x", "slot": "slot", "own": "named", "groups_read": read}
+            first = "slot = rank * threads + threadIdx.x" if clustered else "slot = threadIdx.x"
+            return {"first_slot": first, "slot": "slot", "own": "named", "groups_read": read}
         of_warp = "rounds * round_slots" if tile.rounds > 1 else f"batch * {warp}"
         of_round = "round * round_slots + " if tile.rounds > 1 else ""
         slot = f"first_slot + {of_round}i * {warp}"
         return {
-            "first_slot": f"first_slot = warp * ({of_warp}) + lane",
+            "first_slot": f"first_slot = {'(rank * warps + warp)' if clustered else 'warp'} * ({of_warp}) + lane",
             "slot": slot,
             "own": "named[i]",
             "groups_read": ["int named[batch];", *each_line([f"named[i] = group_of({ids}, {slot});"], "i", tile.batch)],

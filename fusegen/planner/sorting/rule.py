@@ -1,12 +1,13 @@
-"""Slots sorted by the group that each of them names: a counting sort by one block.
+"""Slots sorted by the group that each of them names: a counting sort by one block, or by a cluster of blocks.
 
 It takes time in proportion to the slots, and a launch: a mixture's router names some slots a token. Blocks that share
-the slots would have to wait for one another's counts, which takes another launch or a cluster; one block sorts the
-slots of a few thousand tokens in the time that a launch takes.
+the slots wait for one another's counts, which takes another launch or a cluster; so of many slots a cluster has
+them, where the target has clusters. One block sorts the slots of a few hundred tokens in the time that a launch takes.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -17,26 +18,34 @@ from fusegen.planner.cost import decisions, unfused_kernels
 from fusegen.planner.matching import NoMatch, NotFor
 from fusegen.planner.model import Access, Cost, Layout
 from fusegen.planner.pieces import arrays, bytes_of, params
-from fusegen.planner.rows.duration import ISSUE_FACTOR, LAUNCH_US, LOAD_US, OVERLAP_EXPONENT
 from fusegen.planner.sorting.plan import SlotsPlan, SlotTile, shared_bytes
 from fusegen.planner.time import floor_us, overlapped
 from fusegen.planner.traffic import TensorTraffic, Traffic
 from fusegen.targets.base import Target
 
 WARPS = (4, 8, 16, 32)
+CLUSTERS = (1, 2, 4, 8, 16)
 MOST_BATCH = 8  # slots of a lane in registers
 MOST_SLOTS = 2**30  # places are i32
-BARRIERS_US = 2.0  # all of a launch's, with what a few threads do between them
-TURN_SLOTS = 80.0  # instructions' issue slots of one turn, beside those of each bit of a group's number
-BIT_SLOTS = 16.0  # a vote, and what comes of it
-TURN_US = 0.05  # of a turn: counts in shared memory, read and written
-VOTE_US = 0.01  # of each bit's vote, one after another
-COUNT_US = 0.008  # of a warp's count that is added to those before it
+OVERLAP_EXPONENT = 2.0  # the norm's exponent
 FRAME_REGISTERS = 32
+# Fitted to 210 candidates of 1024 to 131072 slots of 8 to 256 groups on an H200 (cold L2, medians of 15), which they
+# meet within 3 % (rms); first choices took 2 % more than the best candidate in the mean, and 11 % at worst.
+START_US = 3.5  # launch, and a block's barriers
+TURN_CYCLES = 12.0  # of an SM, for a warp's turn in both passes
+SECTOR_CYCLES = 1.9  # for each piece of the order that a warp writes by itself: its slots of one group lie together
+CLUSTER_SECTOR_CYCLES = 0.14  # the same of all blocks of a cluster, which lie in one part of the GPU
+TURN_US = 0.136  # of a turn, one after another: counts in shared memory, read and written
+VOTE_US = 0.0018  # of each bit's vote
+COUNT_US = 0.028  # of a warp's count that is added to those before it
+SCAN_US = 0.072  # of the first warp, for as many groups as it has lanes
+MEETING_US = 0.65  # of a cluster's blocks,
+DOUBLING_US = 0.07  # for each doubling of them,
+FAR_US = 0.025  # and for each of another block's counts that a thread reads
 
 
 def slot_sort(graph: Graph, target: Target, layout: Layout) -> Iterator[SlotsPlan]:
-    """Every block size, where a block's counts fit its shared memory."""
+    """Every block size and cluster, where a block's counts fit its shared memory."""
     if not graph.orders:
         raise NotFor("the chain sorts no slots by their groups")
     ends = next(n for n in graph.orders if n.op.name == "group_ends")
@@ -48,13 +57,16 @@ def slot_sort(graph: Graph, target: Target, layout: Layout) -> Iterator[SlotsPla
             f"{ends.operator} at {ends.where} sorts slots by {groups} groups, whose counts of {WARPS[0]} warps take "
             f"{shared_bytes(WARPS[0], groups)} bytes of shared memory; {target.arch} has {target.shared_bytes}"
         )
-    for warps in WARPS:
-        lanes = warps * target.warp
-        most = warps == WARPS[0] or lanes // 2 < slots  # more than half of them have slots
-        if most and lanes <= target.threads_per_block and shared_bytes(warps, groups) <= target.shared_bytes:
+    for cluster, warps in itertools.product(CLUSTERS, WARPS):
+        if cluster > target.max_cluster or warps * target.warp > target.threads_per_block:
+            continue
+        lanes = cluster * warps * target.warp
+        most = (cluster, warps) == (1, WARPS[0]) or lanes // 2 < slots  # more than half of them have slots
+        if most and shared_bytes(warps, groups, cluster) <= target.shared_bytes:
             turns = -(-slots // lanes)
             batch = min(MOST_BATCH, turns)
-            yield slots_plan(graph, target, layout, SlotTile(warps, -(-turns // batch) * batch, batch), ends)
+            tile = SlotTile(warps, -(-turns // batch) * batch, batch, cluster)
+            yield slots_plan(graph, target, layout, tile, ends)
 
 
 def slots_plan(graph: Graph, target: Target, layout: Layout, tile: SlotTile, ends: Node) -> SlotsPlan:
@@ -75,8 +87,8 @@ def slots_plan(graph: Graph, target: Target, layout: Layout, tile: SlotTile, end
         accesses=tuple(accesses.values()),
         params=params(graph, (), ()),
         folded=False,
-        shared_bytes=shared_bytes(tile.warps, groups),
-        cost=slot_cost(graph, target, tile, groups),
+        shared_bytes=shared_bytes(tile.warps, groups, tile.cluster),
+        cost=slot_cost(graph, target, tile, groups, ordered=bool(written["slot_order"])),
         decisions=decisions(graph),
         tile=tile,
         slots=slots,
@@ -90,7 +102,8 @@ def slots_plan(graph: Graph, target: Target, layout: Layout, tile: SlotTile, end
 
 def regime(tile: SlotTile, slots: int, groups: int, target: Target) -> str:
     each = tile.turns * target.warp
-    return f"counting sort of {slots} slots by {groups} groups in one block of {tile.warps} warps, {each} slots each"
+    who = "one block" if tile.cluster == 1 else f"a cluster of {tile.cluster} blocks"
+    return f"counting sort of {slots} slots by {groups} groups in {who} of {tile.warps} warps, {each} slots each"
 
 
 def slot_accesses(graph: Graph) -> Mapping[str, Access]:
@@ -105,10 +118,11 @@ def slot_accesses(graph: Graph) -> Mapping[str, Access]:
     return found
 
 
-def slot_cost(graph: Graph, target: Target, tile: SlotTile, groups: int) -> Cost:
-    """Two passes over the slots, each of instructions that one SM issues, and of turns one after another, whose loads
-    come in rounds. On an H200 1024 slots of 64 groups took 6.0 us, and 65536 of 256 107.4; by these constants both do,
-    within 3 %. Not measured on AMD."""
+def slot_cost(graph: Graph, target: Target, tile: SlotTile, groups: int, ordered: bool) -> Cost:
+    """What an SM does of a block's turns, and of those of its cluster what their part of the GPU does; turns one after
+    another; and between the passes counts that are added up. The order of 65536 slots of 256 groups is 58000 pieces,
+    of 30 groups a warp: one block took 78 us on an H200, 32 of them for these, and a cluster of 16 takes 12. Not
+    measured on AMD."""
     tensors = []
     for tensor in arrays(graph):
         output, size = any(tensor is t for t in graph.outputs), bytes_of(graph, tensor)
@@ -121,15 +135,19 @@ def slot_cost(graph: Graph, target: Target, tile: SlotTile, groups: int) -> Cost
         per_element_unfused=apart, flops=0, special=0, launches_unfused=len(unfused),
         bytes_per_element_fused=total / max(1, graph.cols), bytes_per_element_unfused=apart / max(1, graph.cols),
     )  # fmt: skip
-    bits = (groups + 1).bit_length()
-    issue_us = 2 * tile.turns * lanes * (BIT_SLOTS * bits + TURN_SLOTS)
-    issue_us *= ISSUE_FACTOR / (target.fp32_tflops * 1e6 / 2 / target.sms)
-    waiting_us = 2 * (tile.rounds * LOAD_US + tile.turns * (TURN_US + VOTE_US * bits)) + BARRIERS_US
-    waiting_us += COUNT_US * math.ceil((groups + 1) / lanes) * tile.warps
+    cycles_us = target.fp32_tflops * 1e6 / (2 * target.sms * target.f32_lanes)
+    sectors = groups * (1 - (1 - 1 / groups) ** target.warp) if ordered else 0.0  # groups among a warp's slots
+    turns, a_thread = tile.turns * tile.warps, math.ceil((groups + 1) / lanes)
+    block_us = turns * (TURN_CYCLES + SECTOR_CYCLES * sectors) / cycles_us
+    cluster_us = turns * tile.cluster * CLUSTER_SECTOR_CYCLES * sectors / cycles_us
+    waiting_us = tile.turns * (TURN_US + VOTE_US * (groups + 1).bit_length())
+    between_us = COUNT_US * a_thread * tile.warps + SCAN_US * math.ceil((groups + 1) / target.warp)
+    if tile.cluster > 1:
+        between_us += MEETING_US + DOUBLING_US * math.log2(tile.cluster) + FAR_US * tile.cluster * a_thread
     return Cost(
         traffic=moved,
         floor_us=floor_us(target, moved),
-        time_us=LAUNCH_US + overlapped((issue_us, waiting_us), OVERLAP_EXPONENT),
+        time_us=START_US + between_us + overlapped((block_us, cluster_us, waiting_us), OVERLAP_EXPONENT),
         bound="instruction",
         in_flight_bytes=lanes * tile.batch * 4,
         registers=FRAME_REGISTERS + tile.batch,

@@ -3,7 +3,7 @@
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // views    experts_part is experts as [4 * T]
-// tile     counting sort of 1024 slots by 64 groups in one block of 32 warps, 32 slots each
+// tile     counting sort of 1024 slots by 64 groups in one block of 8 warps, 128 slots each
 // traffic  12544 B moved, 12544 B ideal, 12544 B unfused in 1 launch
 // floor    0.0 us at 2.039 TB/s; instruction-bound at 0.00 flop/B
 // needs    rows of 1024 elements, next to each other
@@ -11,8 +11,9 @@
 constexpr int groups = 64;
 constexpr int no_group = groups;  // of a slot whose id is none of theirs
 constexpr int no_slot = groups + 1;  // of a lane without one
-constexpr int threads = 1024;
-constexpr int warps = 32;
+constexpr int threads = 256;
+constexpr int warps = 8;
+constexpr int batch = 4;  // slots of a lane whose groups are read together
 
 // one bit a lane, the lowest for the first
 typedef unsigned Lanes;
@@ -31,11 +32,16 @@ __device__ __forceinline__ Lanes of_same(int group) {
   Lanes same = ~Lanes(0);
   #pragma unroll
   for (int bit = 0; bit < 7; ++bit) {
-    const bool set = group >> bit & 1;
+    const bool set = group & 1 << bit;
     const Lanes says = vote(set);
     same &= set ? says : ~says;
   }
   return same;
+}
+
+// what the warp's threads wrote to shared memory can be read by all of them
+__device__ __forceinline__ void meet() {
+  __syncwarp();
 }
 
 // v of the lane so many before this one
@@ -48,7 +54,7 @@ __device__ __forceinline__ int group_of(const int* experts_part_ptr, int slot) {
   return 0 <= id && id < groups ? id : no_group;
 }
 
-extern "C" __global__ void __launch_bounds__(1024)
+extern "C" __global__ void __launch_bounds__(256)
 moe_layer_ends(
     const int* __restrict__ experts_part_ptr,
     int* __restrict__ ends_ptr,
@@ -62,15 +68,19 @@ moe_layer_ends(
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const Lanes lanes_below = (Lanes(1) << lane) - 1;
-  const int slot = threadIdx.x;
+  const int first_slot = warp * (batch * 32) + lane;
 
   for (int at = threadIdx.x; at < warps * (groups + 1); at += threads) (&counted[0][0])[at] = 0;
   __syncthreads();
 
-  // pass 1: each warp counts its own slots of each group; the first lane of those with one group adds for all of them
-  const int named = group_of(experts_part_ptr, slot);
-  const Lanes same = of_same(named);
-  if (named != no_slot && (same & lanes_below) == 0) counted[warp][named] += count(same);
+  // pass 1: each warp counts its own slots of each group
+  int named[batch];
+  #pragma unroll
+  for (int i = 0; i < 4; ++i) named[i] = group_of(experts_part_ptr, first_slot + i * 32);
+  #pragma unroll
+  for (int i = 0; i < batch; ++i) {
+    if (named[i] != no_slot) atomicAdd(&counted[warp][named[i]], 1);
+  }
   __syncthreads();
 
   // of each group, the slots of the warps before
@@ -106,9 +116,18 @@ moe_layer_ends(
   __syncthreads();
 
   // pass 2: a slot's place is behind those of its group in warps before, in turns before, and in lanes before
-  if (named != no_slot) {
-    const int place = begin[named] + counted[warp][named] + count(same & lanes_below);
-    slot_places_ptr[slot] = place;
-    order_value_ptr[place] = slot;
+  #pragma unroll
+  for (int i = 0; i < batch; ++i) {
+    const int slot = first_slot + i * 32;
+    const Lanes same = of_same(named[i]);
+    int place = 0;
+    if (named[i] != no_slot) place = begin[named[i]] + counted[warp][named[i]] + count(same & lanes_below);
+    meet();
+    if (named[i] != no_slot) {
+      slot_places_ptr[slot] = place;
+      order_value_ptr[place] = slot;
+      if ((same & lanes_below) == 0) counted[warp][named[i]] += count(same);
+    }
+    meet();
   }
 }
