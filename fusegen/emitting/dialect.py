@@ -159,9 +159,13 @@ class Dialect:
         ]
         return [dict(zip(("name", "what", "parameters", "result", "body"), text, strict=True)) for text in texts]
 
+    def round_trip(self, dtype: DType) -> tuple[str, ...]:
+        """The body of a function that rounds x."""
+        there_and_back = self.spelling.to_value[dtype].format(self.spelling.to_storage[dtype].format("x"))
+        return self.spelling.functions.get(f"round_{dtype.name}", (f"return {there_and_back};",))
+
     def frame(self, plan: Plan) -> dict[str, Any]:
         """What stands around every kernel's body, once all of that is spelled."""
-        conversions = self.spelling.to_value, self.spelling.to_storage
         functions = self.word_functions()
         for line in (line for f in functions for line in f["body"]):
             self.constants |= named_in(line)[1]
@@ -170,7 +174,7 @@ class Dialect:
             "t": Words(plan.target.warp, self.spelling.barrier),
             "header": comment_lines(plan),
             "constants": [(name, bits) for name, bits in CONSTANTS if name in self.constants],
-            "round_trip": {d.name: conversions[0][d].format(conversions[1][d].format("x")) for d in (f16, bf16)},
+            "round_trip": {d.name: self.round_trip(d) for d in (f16, bf16)},
             "word_functions": functions,
             "function": self.spelling.functions,
             "signature": [self.parameter(p) for p in plan.params],

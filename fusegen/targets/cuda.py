@@ -340,6 +340,11 @@ SPELLING = Spelling(
         ),
         "mma_by_rows_f16": mma_by_rows("f16"),
         "mma_by_rows_bf16": mma_by_rows("bf16"),
+        # one instruction, F2FP; with __float2bfloat16_rn two, of which F2F takes several cycles
+        "round_bf16": (
+            "const __nv_bfloat162 pair = __floats2bfloat162_rn(0.0f, x);",
+            "return __uint_as_float(reinterpret_cast<const unsigned&>(pair));",
+        ),
         "pair_f16": paired("__floats2half2_rn", "__half2"),
         "pair_bf16": paired("__floats2bfloat162_rn", "__nv_bfloat162"),
         "mma_f16": mma("f16"),

@@ -43,7 +43,8 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
 
 // x rounded to bf16, nearest even
 __device__ __forceinline__ float round_bf16(float x) {
-  return __bfloat162float(__float2bfloat16_rn(x));
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(0.0f, x);
+  return __uint_as_float(reinterpret_cast<const unsigned&>(pair));
 }
 
 // a bf16 is an f32's upper half. The compiler joins these steps with those that find x in its word, which it does not with
