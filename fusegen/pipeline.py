@@ -34,7 +34,7 @@ from fusegen.planner.launching import reading_late
 from fusegen.planner.model import Candidates, Layout, Plan, Source
 from fusegen.planner.programs import kernels_of, step_candidates
 from fusegen.planner.programs.model import ProgramPlan, Step
-from fusegen.planner.programs.side_by_side import JoinedPlan, JoinedSource, obstacle
+from fusegen.planner.programs.side_by_side import JoinedPlan, JoinedSource
 from fusegen.planner.smaller import needs_smaller, smaller
 from fusegen.runtime import Kernel, Program, finding
 from fusegen.runtime.cache import Entry, KernelCache, Key, compiled, key_of
@@ -325,7 +325,7 @@ def compile_program(
             one = first(one, step.plan) if as_planned else one
             kernel = compile_kernel(one, on=on, validate=False, tuned=tuned, one_order=program.graph.batch_invariant)
             kernels.append(kernel)
-            steps.append(replace(step, plan=kernel.plan, joined=False))
+            steps.append(replace(step, plan=kernel.plan, joined=""))
     made = Program(replace(program, steps=tuple(steps)), kernels, device)
     made.again = partial(compile, program.graph, program.target, on=on, validate=validate, tuned=tuned)
     if program.graph.batch_invariant:
@@ -400,7 +400,8 @@ def compile_joined(
         return alike_to(steps[place].plan, layout, one_order).need()[0]
 
     def variant(plans: Sequence[Plan]) -> tuple[JoinedSource, Binary | None] | None:
-        return None if obstacle(plans) else built(replace(program.joined_plan(steps), plans=tuple(plans)))
+        whole = program.joined_plan(steps)
+        return None if whole.obstacle(plans) else built(replace(whole, plans=tuple(plans)))
 
     def alone(place: int) -> Kernel:
         return compile_kernel(first(found[place], steps[place].plan), on=on, validate=False, one_order=one_order)

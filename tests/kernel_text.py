@@ -102,7 +102,17 @@ class Text:
             if not (self.tokens[i].is_name and (self.words[i] in TYPES or self.words[i + 1] in ("<", "*", "&")
                     or self.tokens[i + 1].is_name)):  # fmt: skip
                 continue
-            if self.words[i] in ("return", "else", "template", "struct", "extern", "using", "case", "goto"):
+            if self.words[i] in (
+                "return",
+                "else",
+                "template",
+                "struct",
+                "namespace",
+                "extern",
+                "using",
+                "case",
+                "goto",
+            ):
                 continue
             while self.tokens[i].is_name or self.words[i] in ("*", "&", "<", "::"):
                 if self.words[i] == "<":

@@ -16,7 +16,7 @@ SHIPPED = {chain.name: chain for chain in load_chains(FOLDER)}
 CUT = (
     "decode_attention", "decoder_layer", "decoder_layer_prefill", "fp8_norm_swiglu_quant", "groupnorm_silu",
     "layernorm_backward", "linear_cross_entropy", "logits_argmax", "lora", "mla_decode", "mlp", "moe_layer",
-    "moe_mlp", "o_proj_residual_rmsnorm", "paged_attention", "rmsnorm_backward",
+    "moe_mlp", "moe_routing", "o_proj_residual_rmsnorm", "paged_attention", "rmsnorm_backward",
 )  # fmt: skip
 VIEWED = {name: chain for name, chain in SHIPPED.items() if chain.graph.viewed and name not in CUT}  # a kernel each
 PROGRAMS = {**{name: SHIPPED[name] for name in CUT}, **VIEWED}
@@ -32,6 +32,7 @@ FEW = {
     "mla_decode": {"B": 2, "H": 20, "T": 2100, "D": 288, "E": 256},
     "moe_layer": {"T": 9, "D": 64, "H": 64, "E": 8},
     "moe_mlp": {"T": 40, "H": 96, "K": 64, "E": 4},
+    "moe_routing": {"T": 40, "D": 512, "E": 24},
     "paged_attention": {"B": 2, "G": 2, "R": 2, "N": 40, "P": 520, "L": 16, "D": 16},
     "decoder_layer_prefill": {"S": 40, "D": 64, "H": 2, "G": 2, "E": 16, "V": 64, "U": 96},
 }

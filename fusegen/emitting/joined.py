@@ -10,7 +10,8 @@ from typing import Any
 from fusegen.emitting.dialect import Dialect
 from fusegen.emitting.rendering import context, environment, render, tidy
 from fusegen.planner.heading import unjoined
-from fusegen.planner.model import Plan, RowPlan, Source
+from fusegen.planner.model import Plan, Source
+from fusegen.planner.programs.one_cluster import OneClusterPlan
 from fusegen.planner.programs.side_by_side import LETTERS, JoinedPlan, JoinedSource, joined_lines
 
 CALL_WIDTH = 120
@@ -19,7 +20,8 @@ CALL_WIDTH = 120
 def render_joined(plan: JoinedPlan) -> JoinedSource:
     """The kernel's source."""
     said = [context(part) for part in plan.parts]
-    text = environment().get_template(plan.template).render(joined_context(plan, said))
+    told = in_turn_context(plan, said) if isinstance(plan, OneClusterPlan) else joined_context(plan, said)
+    text = environment().get_template(plan.template).render(told)
     return JoinedSource(plan, tidy(text), f"{plan.name}{plan.target.spelling.file_suffix}")
 
 
@@ -70,6 +72,90 @@ def joined_context(plan: JoinedPlan, said: Sequence[Mapping[str, Any]]) -> dict[
     }
 
 
+def in_turn_context(plan: OneClusterPlan, said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The same of steps that a cluster takes one after another: in front of each its own functions and constants, in a
+    namespace, but for those that are the same in all that have them."""
+    texts = [functions_of(part, own) for part, own in zip(plan.parts, said, strict=True)]
+    common = in_common(texts)
+    parts = []
+    for place, (letter, what, part, own) in enumerate(zip(LETTERS, plan.said, plan.parts, said, strict=False)):
+        space, body = f"step_{letter}", body_of(part, own)
+        block = ["block"] * bool(re.search(r"\bblock\b", body))  # a step of one block asks for none
+        parts.append(
+            {
+                "space": space,
+                "name": f"part_{letter}",
+                "said": what,
+                "own": [text for text in texts[place] if text not in common],
+                "signature": [*(f"unsigned {word}" for word in block), *own["signature"]],
+                "body": body,
+                "call": call(f"{space}::part_{letter}", [*block, *(f"{letter}_{param.name}" for param in part.params)]),
+                "count": plan.blocks_name(place),
+            }
+        )
+    return {
+        "header": list(map(unjoined, joined_lines(plan))),
+        "includes": merged(own["includes"] for own in said),
+        "common": common,
+        "barrier": plan.target.spelling.barrier,
+        "launch": plan,
+        "parts": parts,
+        "signature": context_words(plan),
+        "t": said[0]["t"],
+    }
+
+
+def functions_of(part: Plan, said: Mapping[str, Any]) -> list[str]:
+    """What stands in front of a step's kernel: functions and constants, apart."""
+    template = environment().get_template(part.template)
+    seen = dict(said)
+    prelude = environment().get_template("parts/prelude.j2").render(seen)
+    own = template.blocks.get("functions")
+    return apart(tidy(prelude + "".join(own(template.new_context(seen)) if own else ())))
+
+
+def apart(text: str) -> list[str]:
+    """A text of definitions, split at the empty lines that are inside none."""
+    found: list[str] = []
+    lines: list[str] = []
+    depth = 0
+    for line in [*text.splitlines(), ""]:
+        if not line and not depth:
+            found += ["\n".join(lines)] * bool(lines)
+            lines = []
+            continue
+        lines.append(line)
+        code = line.partition("//")[0]
+        depth += code.count("{") - code.count("}")
+    return found
+
+
+DEFINITION = re.compile(
+    r"__device__ __forceinline__ [^(]*?(\w+)\(|#define (\w+)|typedef .*\b(\w+);"
+    r"|struct .*?(\w+) \{|constexpr \w+ (\w+) ="
+)
+
+
+def names_of(text: str) -> frozenset[str]:
+    """What a definition names; of constants in one line the first."""
+    return frozenset(name for found in DEFINITION.findall(text) for name in found if name)
+
+
+def in_common(texts: Sequence[Sequence[str]]) -> list[str]:
+    """Of several steps' definitions those that may stand in front of all: each is in several, alone under its names,
+    and takes nothing that is a step's own."""
+    every = merged(texts)
+    named = {text: names_of(text) for text in every}
+    words = {text: set(re.findall(r"\w+", re.sub(r"//.*", "", text))) for text in every}
+    found = [text for text in every if sum(text in own for own in texts) > 1]
+    while True:
+        of_steps = frozenset().union(*(named[text] for text in every if text not in found))
+        kept = [text for text in found if words[text].isdisjoint(of_steps)]
+        if kept == found:
+            return found
+        found = kept
+
+
 def context_words(plan: JoinedPlan) -> list[str]:
     """The kernel's parameters."""
     words = Dialect(plan.target.spelling)
@@ -81,7 +167,7 @@ def call(function: str, given: Sequence[str]) -> list[str]:
     return textwrap.wrap(f"{function}({', '.join(given)});", CALL_WIDTH, subsequent_indent="    ")
 
 
-def body_of(part: RowPlan, said: Mapping[str, Any]) -> str:
+def body_of(part: Plan, said: Mapping[str, Any]) -> str:
     """A step's own text, as its template has it."""
     template = environment().get_template(part.template)
     return "".join(template.blocks["body"](template.new_context(dict(said)))).strip("\n")

@@ -39,6 +39,7 @@ from fusegen.language.sizes import Size
 from fusegen.language.types import Dim
 from fusegen.planner.model import Access, Layout, Needs, Param, Plan
 from fusegen.planner.programs.model import Binding, Step
+from fusegen.planner.programs.one_cluster import OneClusterPlan
 from fusegen.planner.programs.side_by_side import JoinedPlan
 from fusegen.runtime import Kernel, Program
 from fusegen.runtime.arguments import compiled_sizes
@@ -243,6 +244,7 @@ def variant_of(
     if binary is None:
         raise KernelError(f"{plan.name} has no machine code, which an export is made of")
     plans: tuple[Plan, ...] = plan.parts if isinstance(plan, JoinedPlan) else (plan,)
+    most = plan.most if isinstance(plan, OneClusterPlan) else (0,) * len(plans)
     starts = itertools.accumulate((len(own) for own in names), initial=0)
     needs: list[Need] = []
     pairs: list[tuple[int, int]] = []
@@ -250,7 +252,7 @@ def variant_of(
     constants: list[Fixed] = []
     parts: list[Part] = []
     arguments: dict[str, list[Argument]] = {}
-    for part, own, dims, start in zip(plans, names, sizes, starts, strict=False):
+    for part, own, dims, start, blocks in zip(plans, names, sizes, starts, most, strict=False):
         at = {name: start + place for place, name in enumerate(own)}
         counted = extents.index(extents_of(part, dims))
         needs += [need_of(part, access, at) for access in part.accesses]
@@ -261,10 +263,8 @@ def variant_of(
             for name, size in compiled_sizes(part).items()
             if not isinstance(dims[name], int)
         ]
-        most = min(part.max_rows, LARGEST_COUNT)
-        parts.append(
-            Part(counted, part.block_count, part.persistent_rows, len(part.row_dims), most, part.writes_without_rows)
-        )
+        rows, alone = min(part.max_rows, LARGEST_COUNT), part.writes_without_rows
+        parts.append(Part(counted, part.block_count, part.persistent_rows, len(part.row_dims), rows, alone, blocks))
         for param in part.params:
             arguments.setdefault(param.kind, []).append(argument_of(part, counted, param, at))
     return Variant(
@@ -275,21 +275,22 @@ def variant_of(
         cluster=plan.cluster,
         most_columns=plan.target.max_blocks(plan.threads) if isinstance(plan, Plan) and plan.folded else 0,
         most_blocks=plan.max_blocks,
+        by_cluster=isinstance(plan, OneClusterPlan),
         waits=plan.waits,
         parts=tuple(parts),
         needs=tuple(needs),
-        arguments=in_order(plan.params, arguments, len(parts)),
+        arguments=in_order(plan.params, arguments, plan.counted if isinstance(plan, JoinedPlan) else 0),
         fixed=tuple(constants),
         pairs=tuple(pairs),
         woven=tuple(woven),
     )
 
 
-def in_order(params: Sequence[Param], found: Mapping[str, Sequence[Argument]], parts: int) -> tuple[Argument, ...]:
+def in_order(params: Sequence[Param], found: Mapping[str, Sequence[Argument]], counted: int) -> tuple[Argument, ...]:
     """The arguments in the kernel's own order. A launch of several steps has all pointers first, then all scalars, then
-    how many blocks each step but the last has: each kind in the order of the steps."""
+    how many blocks those steps have that are `counted`, the first ones: each kind in the order of the steps."""
     queues = {kind: iter(own) for kind, own in found.items()}
-    queues["blocks"] = iter([Argument("blocks", place) for place in range(parts - 1)])
+    queues["blocks"] = iter([Argument("blocks", place) for place in range(counted)])
     values = itertools.count()
     ordered = []
     for param in params:

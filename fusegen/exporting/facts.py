@@ -67,6 +67,7 @@ class Part:
     dims: int
     max_rows: int
     without_rows: bool
+    most: int = 0  # blocks of a step that others of its cluster follow; with more it is a launch of its own; 0: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Variant:
     cluster: int
     most_columns: int  # blocks along the grid's first dimension; 0: all of them
     most_blocks: int
+    by_cluster: bool  # one cluster takes the blocks of all parts in turn
     waits: bool
     parts: tuple[Part, ...]
     needs: tuple[Need, ...]

@@ -9,6 +9,7 @@ axes are *rows*, their sizes and strides are run-time arguments.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from typing import Literal
 from fusegen.errors import NoPlan
 from fusegen.language import notebook
 from fusegen.language.graph import Graph
-from fusegen.language.types import f16
+from fusegen.language.types import f16, size_of
 from fusegen.planner.block_count import BlockCount
 from fusegen.planner.heading import header_lines
 from fusegen.planner.parts import (
@@ -61,6 +62,7 @@ from fusegen.planner.tile import (
     prefetched,
     prefetched_bytes,
     scanned_bytes,
+    unusual,
 )
 from fusegen.planner.traffic import Cost, TensorTraffic, Traffic
 from fusegen.targets.base import Target
@@ -100,6 +102,7 @@ class Plan(ABC):
     decisions: tuple[Decision, ...] = ()
     rounding: tuple[str, ...] = ()  # where a value is rounded to a storage type
     dependent: Dependent | None = None  # of a program's kernel: how it is launched beside its neighbours
+    joined: bool = False  # one step of a launch of several, which is told the block's number among its own
 
     def __str__(self) -> str:
         """The lines that open the kernel."""
@@ -179,6 +182,11 @@ class Plan(ABC):
         return self.dependent.ahead if self.dependent is not None and self.waits else frozenset()
 
     @property
+    def in_any_block(self) -> bool:
+        """May some blocks do all of them in turn? Barriers of copies are made once; persistent blocks count theirs."""
+        return False
+
+    @property
     def waits_inside(self) -> bool:
         """Does something come before the wait? Else the kernel begins with it."""
         return False
@@ -218,6 +226,12 @@ class Plan(ABC):
         if self.persistent_rows and resident is not None:
             count = count.held(min(resident, self.target.max_blocks(self.threads)))
         return count.of(*extents)
+
+    @property
+    def planned_blocks(self) -> int:
+        """Of a launch at the graph's sizes."""
+        shape, sizes = self.graph.shape, self.graph.sizes
+        return self.blocks(*(math.prod(size_of(shape[axis], sizes) for axis in dim.axes) for dim in self.row_dims))
 
     def grid(self, blocks: int) -> tuple[int, int]:
         """That many blocks, or a few more, along the grid's dimensions x and y."""
@@ -306,11 +320,6 @@ class Plan(ABC):
         return tuple(a for a in self.accesses if a.output)
 
 
-def unusual(choices: Mapping[str, tuple[object, object]]) -> str:
-    """` name=value` for each choice that is not the usual one, of (what is chosen, the usual one) by name."""
-    return "".join(f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RowPlan(Plan):
     """A kernel that passes over rows, or over one flat array."""
@@ -330,7 +339,6 @@ class RowPlan(Plan):
     selection: Selection | None = None
     # rows are taken in turn, and columns reduced over them
     in_turn: InTurn | None = None
-    joined: bool = False  # one step of a launch of several, which is told the block's number among its own
 
     @property
     def configuration(self) -> str:
@@ -385,6 +393,10 @@ class RowPlan(Plan):
         passes = () if self.selection else self.passes
         pairs = overwritable(self.accesses, passes, len(self.row_dims), self.in_shared and self.tile.again > 0)
         return by_own_columns(pairs, self.accesses, self.passes)
+
+    @property
+    def in_any_block(self) -> bool:
+        return not (self.persistent_rows or self.in_turn or self.bulk or self.prefetched or self.cluster > 1)
 
     @property
     def packed(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -133,3 +133,8 @@ def prefetched_bytes(passes: Iterable[RowPass], cols: int) -> int:
     for access in prefetched(passes):
         size = -(-size // LINE_BYTES) * LINE_BYTES + cols * access.dtype.bytes
     return size
+
+
+def unusual(choices: Mapping[str, tuple[object, object]]) -> str:
+    """` name=value` for each choice that is not the usual one, of (what is chosen, the usual one) by name."""
+    return "".join(f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual)

@@ -110,11 +110,10 @@ class Joined:
         sizes = [arguments.measure(part, own) for part, own in zip(parts, arrays, strict=True)]
         extents = [arguments.extents_of(part, own) for part, own in zip(parts, sizes, strict=True)]
         counts = [part.blocks(*own) for part, own in zip(parts, extents, strict=True)]
-        if sum(counts) > variant.plan.max_blocks:
+        if (blocks := variant.plan.blocks(counts)) is None:
             return None
         bound = [arguments.bind(p, s, own) for p, s, own in zip(parts, sizes, arrays, strict=True)]
-        numbers = [*(own.blocks for own in bound[:-1]), *(n for own in bound for n in own.numbers)]
-        blocks = sum(own.blocks for own in bound)
+        numbers = [*(own.blocks for own in bound[: variant.plan.counted]), *(n for own in bound for n in own.numbers)]
         spans = tuple(relative_span(own[name]) for own in arrays for name in own)
         row = row_of("fusegen")
         return Record(

@@ -30,6 +30,7 @@ CUDA: dict[str, dict[str, int]] = {  # what each is here for
     "grouped_fp8_block_gemm": FEW["grouped_fp8_block_gemm"],  # scales of each group
     "grouped_swiglu": {"N": 64, "K": 64, "E": 3},  # tiles that groups begin
     "kv_cache_write": {},  # new rows of operands
+    "moe_routing": FEW["moe_routing"],  # steps that a cluster takes one after another
     "paged_attention": FEW["paged_attention"],  # tensor maps of pages, whose number is the size of an axis
     "rope_qk": {},  # views, several steps in one launch
     "topk": {},  # chosen columns

@@ -80,7 +80,7 @@ def test_rows_and_their_channels_are_one_kernel(spec: Any, target: Target) -> No
 def test_a_value_for_each_place_takes_two_kernels() -> None:
     made = compile(by_place, H200, on="emulator", validate=False)
     assert isinstance(made, Program)
-    assert len(made.kernels) == 2
+    assert len(made.plan.steps) == 2
     validate(made, quick=True).raise_for_error()
 
 

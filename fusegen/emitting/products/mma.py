@@ -41,7 +41,8 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
         if tile.persistent and plan.segments:
             lines.append(f"if (blockIdx.x >= {self.tiles}) return;  // the groups need fewer tiles")
         if not tile.persistent:
-            block = f"blockIdx.x / {tile.cluster}" if tile.cluster > 1 else "blockIdx.x"
+            number = "block" if plan.joined else "blockIdx.x"  # of one step among several: among its own
+            block = f"{number} / {tile.cluster}" if tile.cluster > 1 else number
             if plan.dies > 1:
                 self.functions.add("by_die")
                 block = "by_die(blockIdx.x, gridDim.x)"

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from fusegen.planner.block_count import BlockCount
-from fusegen.planner.model import Plan, unusual
+from fusegen.planner.model import Plan
 from fusegen.planner.parts import Load, Reduction, RowDim, Statement, Store
+from fusegen.planner.tile import unusual
 
 USUAL_TURN = 8
 

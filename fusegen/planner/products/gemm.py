@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 
 from fusegen.language.types import DType
 from fusegen.planner.block_count import BlockCount
-from fusegen.planner.model import Statement, Summed, unusual
+from fusegen.planner.model import Statement, Summed
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile
+from fusegen.planner.tile import unusual
 from fusegen.targets.atoms import Atom
 
 
@@ -120,6 +121,10 @@ class GemmPlan(ProductPlan):
     @property
     def cluster(self) -> int:
         return self.tile.cluster
+
+    @property
+    def in_any_block(self) -> bool:
+        return not (self.tile.persistent or self.segments or self.inner_segments or self.dies > 1)
 
     @property
     def waits_inside(self) -> bool:

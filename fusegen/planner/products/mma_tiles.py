@@ -97,6 +97,7 @@ REDUCED_REGISTERS = 32  # what rows of a tile are reduced to: tiles that had few
 SCALED_REGISTERS = 80  # scales of a slice's blocks, and what finds them: 64 x 32 tiles spilled 92 to 128 B on an H200
 REGISTER_STAGES = (2,)  # through registers one slice is on its way, whatever the ring's length
 CLUSTERS = (1, 2, 4)
+FEW_SMS = 16  # as many as a cluster has blocks, where a launch is one
 IN_FLIGHT_BYTES = 24 * 1024  # bytes that an SM must ask for ahead, at least, to be worth a candidate
 
 
@@ -123,7 +124,8 @@ def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
                 split = replace(tile, cluster=cluster)
                 if cluster == 1 or (cluster <= drawn.target.max_cluster and idle(drawn, split)):
                     yield split, atom_of(drawn)
-    if drawn.rows <= MOST_STREAMED_ROWS or drawn.together not in shared:
+    few = drawn.target.sms <= FEW_SMS  # each takes much of the factors, and is to have much of them on its way
+    if drawn.rows <= MOST_STREAMED_ROWS or few or drawn.together not in shared:
         yield from streams(drawn)
 
 

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusegen.planner.model import Summed, unusual
+from fusegen.planner.model import Summed
 from fusegen.planner.products.wgmma import WgmmaPlan, WgmmaTile
+from fusegen.planner.tile import unusual
 from fusegen.targets.atoms import Atom
 
 TENSOR_COLUMNS = 512  # of 32 bits, in each lane

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fusegen.planner.block_count import BlockCount
-from fusegen.planner.model import Access, Summed, unusual
+from fusegen.planner.model import Access, Summed
 from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile, ProductWork, Prologue
-from fusegen.planner.tile import LINE_BYTES
+from fusegen.planner.tile import LINE_BYTES, unusual
 from fusegen.targets.atoms import Atom
 
 LINE_ELEMENTS = 64  # halves of a line of shared memory, the widest swizzle

@@ -7,13 +7,11 @@ makes the graphs of the pieces.
 
 from __future__ import annotations
 
-import math
 from importlib import import_module
 
 from fusegen.errors import NoPlan
 from fusegen.language.axes import column_reductions
 from fusegen.language.graph import Graph, plain
-from fusegen.language.types import size_of
 from fusegen.planner import candidates
 from fusegen.planner.attention.recognition import is_attention
 from fusegen.planner.launching import as_launched
@@ -112,14 +110,7 @@ def cheapest(graph: Graph, target: Target, *limits: float) -> ProgramPlan:
 
 def fills_part(plan: Plan) -> bool:
     """Has a launch at the graph's sizes fewer blocks than the GPU has places?"""
-    return blocks_of(plan) < plan.target.sms * plan.cost.blocks_per_sm
-
-
-def blocks_of(plan: Plan) -> int:
-    """Of a launch at the graph's sizes."""
-    graph = plan.graph
-    extents = (math.prod(size_of(graph.shape[axis], graph.sizes) for axis in dim.axes) for dim in plan.row_dims)
-    return plan.blocks(*extents)
+    return plan.planned_blocks < plan.target.sms * plan.cost.blocks_per_sm
 
 
 def by_parts(found: Candidates, below_us: float) -> ProgramPlan | None:

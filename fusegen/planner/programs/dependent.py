@@ -25,7 +25,6 @@ from dataclasses import replace
 
 from fusegen.planner.launching import launched
 from fusegen.planner.model import Dependent, Plan
-from fusegen.planner.programs import blocks_of
 from fusegen.planner.programs.model import ProgramPlan, Step
 
 SIGNAL_US = 1.26e-3  # for each block that lets the next kernel begin: 82.5 us of 65536
@@ -49,7 +48,7 @@ def dependent(program: ProgramPlan) -> ProgramPlan:
 
 def in_time(plan: Plan) -> bool:
     """Have all blocks said that the next kernel may begin before the last one ends?"""
-    return SIGNAL_US * blocks_of(plan) < plan.cost.time_us
+    return SIGNAL_US * plan.planned_blocks < plan.cost.time_us
 
 
 def unwritten(step: Step, written: set[str]) -> frozenset[str]:

@@ -1,21 +1,28 @@
-"""Neighbouring steps that don't wait for one another become one launch where that is expected to take less time.
+"""Neighbouring steps become one launch where that is expected to take less time.
 
-So q and k are turned in one launch, whose rows lie along other numbers of heads. The step that takes the longest comes
-first: what is left of it at its end is done beside the others.
+Those that don't wait for one another go side by side. So q and k are turned in one launch, whose rows lie along other
+numbers of heads. The step that takes the longest comes first: what is left of it at its end is done beside the others.
+
+Those that do go one after another, by the blocks of one cluster, where they are short.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from fusegen.planner import candidates
 from fusegen.planner.model import Plan
-from fusegen.planner.programs import step_candidates
+from fusegen.planner.products.gemm import GemmPlan
+from fusegen.planner.programs import one_cluster, step_candidates
 from fusegen.planner.programs.model import ProgramPlan, Step, names_of
 from fusegen.planner.programs.side_by_side import MOST_STEPS, launch_cost, obstacle
 
 MOST_PLANS = 4  # of each step, the cheapest first, that are looked at for one block size
+SHORT_US = 16.0  # a step of one cluster: on so few SMs longer ones take longer than launches do
+
+ByThreads = Mapping[int, Plan]  # a step's cheapest plan of each block size, for so few SMs
 
 
 def independent(steps: Sequence[Step], updates: dict[str, str]) -> bool:
@@ -35,10 +42,18 @@ def independent(steps: Sequence[Step], updates: dict[str, str]) -> bool:
 
 def joined(program: ProgramPlan) -> ProgramPlan:
     """The program with neighbouring steps in one launch wherever that is expected to take less time."""
+    return in_one_cluster(side_by_side(program))
+
+
+# ---------------------------------------------------------------- side by side
+
+
+def side_by_side(program: ProgramPlan) -> ProgramPlan:
+    """The program with steps that don't wait for one another in one launch."""
     steps: list[Step] = []
     group: list[Step] = []
     for step in program.steps:
-        own = replace(step, joined=False)
+        own = replace(step, joined="")
         together = together_of(program, [*group, own]) if group and len(group) < MOST_STEPS else None
         if together is not None:
             group = list(together)
@@ -63,7 +78,7 @@ def together_of(program: ProgramPlan, group: Sequence[Step]) -> tuple[Step, ...]
         return None
     made = [replace(step, plan=plan) for step, plan in zip(group, best[1], strict=True)]
     made.sort(key=lambda step: -step.plan.cost.time_us)
-    return tuple(replace(step, joined=place > 0) for place, step in enumerate(made))
+    return tuple(replace(step, joined="beside" if place else "") for place, step in enumerate(made))
 
 
 def combinations(program: ProgramPlan, group: Sequence[Step]) -> Iterator[tuple[Plan, ...]]:
@@ -83,3 +98,82 @@ def combinations(program: ProgramPlan, group: Sequence[Step]) -> Iterator[tuple[
         found.append(plans)
     for threads in sorted(set(found[0]).intersection(*found[1:])):
         yield from (plans for plans in itertools.product(*(each[threads] for each in found)) if not obstacle(plans))
+
+
+# ---------------------------------------------------------------- one after another
+
+
+def in_one_cluster(program: ProgramPlan) -> ProgramPlan:
+    """The program with neighbouring steps in one launch of a cluster wherever that is expected to take less time."""
+    if one_cluster.cluster_of(program.target) == 1 or program.graph.batch_invariant:  # which has one order of sums
+        return program
+    launches = list(program.launches)
+    early = program.target.early_us
+    short = [by_threads(program, steps) for steps in launches]
+    taking = [launch_cost([step.plan for step in steps], program.target).time_us for steps in launches]
+    # of the first so many launches: the least time, and how they are launched
+    best: list[tuple[float, tuple[Step, ...]]] = [(0.0, ())]
+    for end in range(1, len(launches) + 1):
+        time, steps = best[end - 1]
+        found = time + taking[end - 1] - early, (*steps, *launches[end - 1])
+        for start in range(end - 2, -1, -1):
+            if not all(short[start:end]):
+                break
+            if (one := together(launches[start:end], short[start:end])) is not None:
+                time, steps = best[start]
+                cost = one_cluster.cost_in_turn([step.plan for step in one]).time_us
+                found = min(found, (time + cost - early, (*steps, *one)), key=lambda pair: pair[0])
+        best.append(found)
+    return replace(program, steps=best[-1][1])
+
+
+def by_threads(program: ProgramPlan, steps: Sequence[Step]) -> ByThreads:
+    """Of a launch of one short step; nothing of any other."""
+    step = steps[0]
+    if len(steps) > 1 or step.plan.cost.time_us > SHORT_US:
+        return {}
+    few = one_cluster.narrowed(program.target)
+    plans = candidates(step.graph, few, step.plan.layout).plans
+    own = [one_cluster.on(program.target, plan, step.plan.cost.floor_us) for plan in plans if streams(plan)]
+    found: dict[int, Plan] = {}
+    for plan in sorted(own, key=one_cluster.step_us):
+        if plan.threads not in found and not one_cluster.obstacle([plan]):
+            found[plan.threads] = plan
+    return found
+
+
+def streams(plan: Plan) -> bool:
+    """Has an SM enough on its way where few others ask for it? Of products those whose groups of warps share K have."""
+    return not isinstance(plan, GemmPlan) or plan.tile.slice_k > 1
+
+
+def together(launches: Sequence[Sequence[Step]], plans: Sequence[ByThreads]) -> tuple[Step, ...] | None:
+    """These steps as one launch, by the block size that takes the least time; None where they have none in common."""
+    alike = set(plans[0]).intersection(*plans[1:])
+    if not alike:
+        return None
+    threads = min(sorted(alike), key=lambda own: sum(one_cluster.step_us(found[own]) for found in plans))
+    steps = (own[0] for own in launches)
+    return tuple(
+        replace(step, plan=found[threads], joined="behind" if place else "")
+        for place, (step, found) in enumerate(zip(steps, plans, strict=True))
+    )
+
+
+def one_cluster_as(program: ProgramPlan, large: ProgramPlan) -> ProgramPlan | None:
+    """The program, of the same steps as `large` at other sizes, with those in one launch that are one there, in the
+    same configurations; None where that can't be."""
+    by_name = {step.name: step for step in program.steps}
+    few = one_cluster.narrowed(program.target)
+    for steps in large.launches:
+        if not any(step.joined == "behind" for step in steps):
+            continue
+        for place, step in enumerate(steps):
+            own = by_name[step.name]
+            found = candidates(own.graph, few, step.plan.layout).plans
+            like = [plan for plan in found if plan.configuration == step.plan.configuration]
+            if not like:
+                return None
+            plan = one_cluster.on(program.target, like[0], own.plan.cost.floor_us)
+            by_name[step.name] = replace(own, plan=plan, joined="behind" if place else "")
+    return replace(program, steps=tuple(by_name[step.name] for step in program.steps))

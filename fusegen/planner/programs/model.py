@@ -23,13 +23,15 @@ from fusegen.language.types import TensorType, size_of
 from fusegen.language.views import View
 from fusegen.planner.heading import body_lines, field, megabytes, plural, summary
 from fusegen.planner.model import Plan
-from fusegen.planner.programs.side_by_side import LETTERS, JoinedPlan, launch_cost
+from fusegen.planner.programs.one_cluster import OneClusterPlan
+from fusegen.planner.programs.side_by_side import LETTERS, JoinedPlan
 from fusegen.planner.rewrites import stores_that_round
 from fusegen.targets.base import Target
 
 ALIGNMENT = 256  # bytes: where tensors of the workspace begin, as any allocation of a GPU's driver does
 
 Home = Literal["operand", "output", "workspace"]
+Joined = Literal["", "beside", "behind"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Binding:
 class Step:
     """One kernel. `reads` and `writes` bind its arrays, in the order of its graph's; `values` are the names of its
     run-time scalars, which are the program's. `sizes`: dims of its graph that are computed from the program's.
-    `joined`: it is done in the same launch as the step before it."""
+    `joined`: it is done in the same launch as the step before it, beside it or behind it."""
 
     graph: Graph
     plan: Plan
@@ -76,7 +78,7 @@ class Step:
     writes: tuple[Binding, ...]
     values: tuple[str, ...]
     sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
-    joined: bool = False
+    joined: Joined = ""
 
     @property
     def name(self) -> str:
@@ -163,13 +165,14 @@ class ProgramPlan:
         said = tuple(step.name.removeprefix(f"{self.name}_") for step in steps)
         name = self.name if len(steps) == len(self.steps) else f"{self.name}_{'_'.join(said)}"
         name = free_name(name, {step.name for step in self.steps if step not in steps})
-        return JoinedPlan(name, self.target, tuple(step.plan for step in steps), said)
+        kind = OneClusterPlan if steps[-1].joined == "behind" else JoinedPlan
+        return kind(name, self.target, tuple(step.plan for step in steps), said)
 
     @property
     def time_us(self) -> float:
         """Of all launches, each with what launching takes, of which one that begins early has a part behind it."""
-        early = sum(plan.waits for plan in self.launched) * self.target.early_us
-        return sum(launch_cost([step.plan for step in steps], self.target).time_us for steps in self.launches) - early
+        launched = self.launched
+        return sum(plan.cost.time_us for plan in launched) - sum(p.waits for p in launched) * self.target.early_us
 
     @property
     def floor_us(self) -> float:

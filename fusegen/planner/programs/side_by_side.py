@@ -38,17 +38,20 @@ class JoinedPlan:
     plans: tuple[Plan, ...]
     said: tuple[str, ...]
 
-    cluster = 1
     persistent_rows = False
     template = "joined.cu.j2"
 
     @cached_property
-    def parts(self) -> tuple[RowPlan, ...]:
+    def parts(self) -> tuple[Plan, ...]:
         """The plans, as parts of this launch."""
-        if why := obstacle(self.plans):
+        if why := self.obstacle(self.plans):
             raise ValueError(f"{self.name} is no launch: {why}")
-        own = (plan for plan in self.plans if isinstance(plan, RowPlan))
-        return tuple(replace(plan, joined=True, folded=False, dependent=None) for plan in own)
+        return tuple(replace(plan, joined=True, folded=False, dependent=None) for plan in self.plans)
+
+    @staticmethod
+    def obstacle(plans: Sequence[Plan]) -> str:
+        """Why these can't be such a launch; empty where they can."""
+        return obstacle(plans)
 
     @property
     def dependent(self) -> Dependent | None:
@@ -66,6 +69,10 @@ class JoinedPlan:
     @property
     def threads(self) -> int:
         return self.parts[0].threads
+
+    @property
+    def cluster(self) -> int:
+        return 1
 
     @property
     def shared_bytes(self) -> int:
@@ -89,17 +96,26 @@ class JoinedPlan:
 
     @cached_property
     def params(self) -> tuple[Param, ...]:
-        """Pointers, run-time scalars and numbers of all steps, each by a letter of its step; and of each step but the
-        last, how many blocks it has."""
+        """Pointers, run-time scalars and numbers of all steps, each by a letter of its step; and of the first steps,
+        how many blocks they have."""
         each = [
             [replace(p, name=f"{letter}_{p.name}", tensor=f"{letter}_{p.tensor}") for p in part.params]
             for letter, part in zip(LETTERS, self.parts, strict=False)
         ]
         every = list(itertools.chain(*each))
-        counts = [Param("blocks", self.blocks_name(place)) for place in range(len(self.parts) - 1)]
+        counts = [Param("blocks", self.blocks_name(place)) for place in range(self.counted)]
         pointers = [p for p in every if p.kind == "pointer"]
         values = [p for p in every if p.kind == "value"]
         return (*pointers, *values, *counts, *(p for p in every if p.kind not in ("pointer", "value")))
+
+    @property
+    def counted(self) -> int:
+        """Of so many steps, the first ones, the kernel is told how many blocks they have."""
+        return len(self.parts) - 1
+
+    def blocks(self, counts: Sequence[int]) -> int | None:
+        """Of a launch whose steps have so many; None where it can't be one."""
+        return total if (total := sum(counts)) <= self.max_blocks else None
 
     def blocks_name(self, place: int) -> str:
         return f"blocks_{LETTERS[place]}"

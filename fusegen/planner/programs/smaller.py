@@ -18,7 +18,7 @@ from fusegen.language.sizes import dims_in
 from fusegen.language.types import Dim, size_of
 from fusegen.planner import candidates
 from fusegen.planner.launching import launched
-from fusegen.planner.programs.joining import joined
+from fusegen.planner.programs.joining import one_cluster_as, side_by_side
 from fusegen.planner.programs.model import ProgramPlan, Step
 from fusegen.planner.smaller import TILE, WHOLE_TILES, fewer, group_dims, shrunk, weights
 
@@ -102,7 +102,10 @@ def at_smaller(program: ProgramPlan, wanted: Mapping[str, int]) -> ProgramPlan |
     steps = [step for pair in zip(found.steps, program.steps, strict=True) if (step := way(*pair)) is not None]
     if len(steps) < len(found.steps):
         return None
-    found = joined(replace(found, steps=tuple(steps)))
+    alike = one_cluster_as(side_by_side(replace(found, steps=tuple(steps))), program)
+    if alike is None:
+        return None
+    found = alike
     how = {step.name: step.plan.dependent for step in program.steps}
     return replace(found, steps=tuple(replace(step, plan=launched(step.plan, how[step.name])) for step in found.steps))
 
@@ -119,7 +122,7 @@ def as_cut(program: ProgramPlan, sizes: Mapping[str, int]) -> ProgramPlan | None
             plan = candidates(small, program.target, step.plan.layout).need()[0]
         except (NoPlan, SpecError):
             return None
-        steps.append(replace(step, graph=small, plan=plan, joined=False))
+        steps.append(replace(step, graph=small, plan=plan, joined=""))
     return replace(program, graph=graph, steps=tuple(steps))
 
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from fusegen.planner.block_count import BlockCount
-from fusegen.planner.model import Access, Plan, unusual
+from fusegen.planner.model import Access, Plan
+from fusegen.planner.tile import unusual
 
 COUNT_BYTES = 4  # of one count
 
@@ -83,6 +84,10 @@ class SlotsPlan(Plan):
     @property
     def cluster(self) -> int:
         return self.tile.cluster
+
+    @property
+    def in_any_block(self) -> bool:
+        return True
 
     @property
     def rows_per_block(self) -> int:

@@ -1,21 +1,19 @@
-// moe_layer_ends  i32[T_times_4] -> i32[E], i32[T_times_4], i32[T_times_4]  at T_times_4=1024 E=64
-// ends, order_value, slot_places of moe_layer.
+// moe_routing_ends  i32[K_times_T] -> i32[E], i32[K_times_T], i32[K_times_T]  at K_times_T=256 E=64
+// ends, order, places of moe_routing.
 //
-// target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
-// views    experts_part is experts as [4 * T]
-// tile     counting sort of 1024 slots by 64 groups in one block of 8 warps, 128 slots each
-// traffic  12544 B moved, 12544 B ideal, 12544 B unfused in 1 launch
-// floor    0.0 us at 4.8 TB/s; instruction-bound at 0.00 flop/B
-// needs    rows of 1024 elements, next to each other
-// launch   begins while the kernels before it run, and waits for them before all else; lets the next
-//          one begin once all its blocks run
+// target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
+// views    experts_part is experts as [K * T]
+// tile     counting sort of 256 slots by 64 groups in one block of 4 warps, 64 slots each
+// traffic  3328 B moved, 3328 B ideal, 3328 B unfused in 1 launch
+// floor    0.0 us at 2.039 TB/s; instruction-bound at 0.00 flop/B
+// needs    rows of 256 elements, next to each other
 
 constexpr int groups = 64;
 constexpr int no_group = groups;  // of a slot whose id is none of theirs
 constexpr int no_slot = groups + 1;  // of a lane without one
-constexpr int threads = 256;
-constexpr int warps = 8;
-constexpr int batch = 4;  // slots of a lane whose groups are read together
+constexpr int threads = 128;
+constexpr int warps = 4;
+constexpr int batch = 2;  // slots of a lane whose groups are read together
 
 // one bit a lane, the lowest for the first
 typedef unsigned Lanes;
@@ -56,15 +54,13 @@ __device__ __forceinline__ int group_of(const int* experts_part_ptr, int slot) {
   return 0 <= id && id < groups ? id : no_group;
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-moe_layer_ends(
-    const int* experts_part_ptr,
+extern "C" __global__ void __launch_bounds__(128)
+moe_routing_ends(
+    const int* __restrict__ experts_part_ptr,
     int* __restrict__ ends_ptr,
-    int* __restrict__ order_value_ptr,
-    int* __restrict__ slot_places_ptr)
+    int* __restrict__ order_ptr,
+    int* __restrict__ places_ptr)
 {
-  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   extern __shared__ __align__(16) unsigned char shared[];
   // of each warp: first how many of its slots are of each group, then where the next of them goes, from the group's begin
   int (*const counted)[groups + 1] = reinterpret_cast<int (*)[groups + 1]>(shared);
@@ -80,7 +76,7 @@ moe_layer_ends(
   // pass 1: each warp counts its own slots of each group
   int named[batch];
   #pragma unroll
-  for (int i = 0; i < 4; ++i) named[i] = group_of(experts_part_ptr, first_slot + i * 32);
+  for (int i = 0; i < 2; ++i) named[i] = group_of(experts_part_ptr, first_slot + i * 32);
   #pragma unroll
   for (int i = 0; i < batch; ++i) {
     if (named[i] != no_slot) atomicAdd(&counted[warp][named[i]], 1);
@@ -128,8 +124,8 @@ moe_layer_ends(
     if (named[i] != no_slot) place = begin[named[i]] + counted[warp][named[i]] + count(same & lanes_below);
     meet();
     if (named[i] != no_slot) {
-      slot_places_ptr[slot] = place;
-      order_value_ptr[place] = slot;
+      places_ptr[slot] = place;
+      order_ptr[place] = slot;
       if ((same & lanes_below) == 0) counted[warp][named[i]] += count(same);
     }
     meet();

@@ -1,15 +1,13 @@
-// moe_layer_experts  f32[T, E] -> i32[T, 4], f32[T, 4]  at T=256 E=64
-// experts, softmax of moe_layer.
+// moe_routing_experts  f32[T, E] -> i32[T, K], f32[T, K]  at T=64 E=64 K=4
+// experts, softmax of moe_routing.
 //
-// target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
+// target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // selects  4 of 64 columns a row by matmul, largest first; NaN before all, ties by column, -inf never
 // tile     16 threads a row, 8 rows a block; matmul in registers, the best 4 by rank behind 4 delegates
 //          a lane
-// traffic  73728 B moved, 73728 B ideal, 81920 B unfused in 2 launches
-// floor    0.0 us at 4.8 TB/s; instruction-bound at 0.38 flop/B
+// traffic  18432 B moved, 18432 B ideal, 20480 B unfused in 2 launches
+// floor    0.0 us at 5.3 TB/s; instruction-bound at 0.38 flop/B
 // needs    rows of 64 elements, next to each other; matmul: address and strides in multiples of 16 B
-// launch   begins while the kernels before it run, and waits for them before all else; lets the next
-//          one begin once all its blocks run
 //
 // method   register-resident top-k by 16 lanes a row. The largest of every few keys of a lane is their
 //          delegate (Dr. Top-k, Gaihre et al., SC 2021); a network (Batcher, AFIPS 1968) finds the 4
@@ -37,16 +35,12 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
 
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
+  return a > b || a != a ? a : b;
 }
 
 // 2^x, within 2 ulp; below 2^-126 it is 0
 __device__ __forceinline__ float power_of_2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+  return __builtin_amdgcn_exp2f(x);
 }
 
 // e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
@@ -56,7 +50,18 @@ __device__ __forceinline__ float exponential(float x) {
 
 // v of the thread whose lane differs in the bits of step
 __device__ __forceinline__ float partner(float v, int step) {
-  return __shfl_xor_sync(0xffffffffu, v, step);
+  const int word = __builtin_bit_cast(int, v);
+  int other = 0;
+  if (step == 1) other = __builtin_amdgcn_update_dpp(0, word, 0xb1, 0xf, 0xf, true);  // quad_perm:[1,0,3,2]
+  if (step == 2) other = __builtin_amdgcn_update_dpp(0, word, 0x4e, 0xf, 0xf, true);  // quad_perm:[2,3,0,1]
+  if (step == 4) {
+    const int mirrored = __builtin_amdgcn_update_dpp(0, word, 0x141, 0xf, 0xf, true);  // of 8 lanes,
+    other = __builtin_amdgcn_update_dpp(0, mirrored, 0x1b, 0xf, 0xf, true);  // and then of each 4
+  }
+  if (step == 8) other = __builtin_amdgcn_update_dpp(0, word, 0x128, 0xf, 0xf, true);  // row_ror:8
+  if (step == 16) other = __builtin_amdgcn_ds_swizzle(word, 0x401f);  // swizzle(SWAP,16)
+  if (step == 32) other = __shfl_xor(word, 32);
+  return __builtin_bit_cast(decltype(v), other);
 }
 
 // the largest value over the 16 threads of a row, in every one of them
@@ -78,15 +83,15 @@ __device__ __forceinline__ float row_sum(float v) {
 }
 
 // one bit a lane, the lowest for the first
-typedef unsigned Lanes;
+typedef unsigned long long Lanes;
 
 // the lanes of the warp that say so
 __device__ __forceinline__ Lanes vote(bool says) {
-  return __ballot_sync(0xffffffffu, says);
+  return __ballot(says);
 }
 
 __device__ __forceinline__ int count(Lanes lanes) {
-  return __popc(lanes);
+  return __popcll(lanes);
 }
 
 // a candidate as one number: of two, the larger is the one to choose. Its upper bits are the order of its key, an integer
@@ -125,7 +130,8 @@ __device__ __forceinline__ int column_of(Entry entry) {
 
 // what the warp's threads wrote to shared memory can be read by all of them
 __device__ __forceinline__ void meet() {
-  __syncwarp();
+  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+  __builtin_amdgcn_wave_barrier();
 }
 
 // the larger of two comes first; NaN is above all numbers
@@ -169,7 +175,7 @@ __device__ __forceinline__ void sort_delegates(float (&delegates)[4]) {
 __device__ __forceinline__ unsigned lanes_sum_below(unsigned v) {
   #pragma unroll
   for (int step = 1; step < 16; step *= 2) {
-    const unsigned other = __shfl_up_sync(0xffffffffu, v, step);
+    const unsigned other = __shfl_up(v, step);
     if (threadIdx.x % 16 >= step) v += other;
   }
   return v;
@@ -184,8 +190,8 @@ struct alignas(16) Picker {
 static_assert(sizeof(Picker) <= 4608, "the launch's shared memory");
 
 extern "C" __global__ void __launch_bounds__(128)
-moe_layer_experts(
-    const float* matmul_ptr,
+moe_routing_experts(
+    const float* __restrict__ matmul_ptr,
     int* __restrict__ experts_ptr,
     float* __restrict__ softmax_ptr,
     long long rows,
@@ -193,14 +199,14 @@ moe_layer_experts(
     long long experts_stride,
     long long softmax_stride)
 {
-  asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   constexpr int block_rows = 8;  // that a block takes
   constexpr int row_threads = 16;
   const int lane = threadIdx.x % row_threads;  // of the 16 threads that share a row
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
-  const long long row = static_cast<long long>(blockIdx.x) * block_rows + threadIdx.x / row_threads;
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
+  const long long row = tile * block_rows + threadIdx.x / row_threads;
   const bool live = row < rows;
   const float* const matmul_row = matmul_ptr + row * matmul_stride;
   int* const experts_row = experts_ptr + row * experts_stride;
@@ -236,7 +242,7 @@ moe_layer_experts(
   for (int step = 1; step < 16; step *= 2) {  // the best 4 of both lanes
     float beyond_lane[4];
     #pragma unroll
-    for (int q = 0; q < 4; ++q) beyond_lane[q] = __shfl_xor_sync(0xffffffffu, delegates[3 - q], step);
+    for (int q = 0; q < 4; ++q) beyond_lane[q] = __shfl_xor(delegates[3 - q], step);
     #pragma unroll
     for (int q = 0; q < 4; ++q) delegates[q] = larger(delegates[q], beyond_lane[q]);
     merge_delegates(delegates);
@@ -250,7 +256,7 @@ moe_layer_experts(
   #pragma unroll
   for (int j = 0; j < 4; ++j) passing |= static_cast<unsigned>(!(keys[j] < bar)) << j;
   const unsigned upto = lanes_sum_below(static_cast<unsigned>(count(passing)));
-  const unsigned all = __shfl_sync(0xffffffffu, upto, 15, 16);
+  const unsigned all = __shfl(upto, 15, 16);
 
   // ---- rank
   if (vote(all > 32)) {  // ties: the best one is found 4 times, each time below the last one
@@ -267,7 +273,7 @@ moe_layer_experts(
       }
       #pragma unroll
       for (int step = 8; step > 0; step /= 2) {
-        const Entry other = __shfl_xor_sync(0xffffffffu, best_entry, step);
+        const Entry other = __shfl_xor(best_entry, step);
         best_entry = best_entry > other ? best_entry : other;
       }
       if (lane == 0) picker.picks[at][r] = best_entry;

@@ -1,0 +1,244 @@
+// moe_routing_matmul  bf16[T, D], bf16[E, D] -> f32[T, E]  at T=64 D=2048 E=64
+// matmul of moe_routing.
+//
+// target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
+// tile     64 x 16 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 4 for each group
+// traffic  0.5 MB moved, 0.5 MB ideal, 0.5 MB with products apart, 0.5 MB unfused in 1 launch
+// floor    0.3 us at 2.039 TB/s; memory-bound at 31.03 flop/B
+// needs    D=2048, E=64; rows of all operands next to each other; x, router, matmul: address and
+//          strides in multiples of 16 B
+
+#include <cuda_bf16.h>
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 64, tile_cols = 16, tile_k = 64, stages = 4;
+constexpr int split_k = 4, steps = 8;  // parts of K, and slices of each
+constexpr int tiles_across = 4;
+// elements from the start of a slice to the right factor, and to its end
+constexpr int router_at = tile_rows * tile_k;
+constexpr int slice_elements = router_at + tile_cols * tile_k;
+constexpr int slice_bytes = 2 * slice_elements;
+// floats from a row of sums to the next: what a warp writes at once lies in different banks
+constexpr int sums_stride = tile_cols + 4;
+constexpr int group_floats = 1 * tile_rows * sums_stride;  // of a slice-K group's sums
+
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
+// 8 rows of one column of chunks lie in different banks
+template <int Chunks>
+__device__ __forceinline__ int place(int row, int k) {
+  constexpr int period = Chunks < 8 ? Chunks : 8;
+  const int xor_mask = row / (8 / period) % period;
+  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
+}
+
+// 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
+template <int Width, typename T>
+__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
+  if constexpr (Width == 8) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        :: "r"(to), "l"(from), "r"(count * 2) : "memory");
+  } else {
+    #pragma unroll
+    for (int j = 0; j < 8; j += Width) {
+      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+          :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
+    }
+  }
+}
+
+// the same address, that threads have in registers of their own
+__device__ __forceinline__ unsigned own_address(unsigned address) {
+  return address ^ threadIdx.y;
+}
+
+// 8 elements that are read once: evict-first in the L2 cache
+template <typename T>
+__device__ __forceinline__ void copy_evict_first(unsigned to, const T* from, int count) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+      :: "r"(to), "l"(from), "r"(count * 2), "l"(policy) : "memory");
+}
+
+// the copies since the last call become one group
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// waits for the thread's own groups, all but the last Pending
+template <int Pending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
+}
+
+// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
+template <int N>
+__device__ __forceinline__ Vec<float, N> gathered(const float* from) {
+  Vec<float, N> total = {};
+  #pragma unroll
+  for (int group = 0; group < 4; ++group) {
+    const Vec<float, N> part = load<N>(from + group * group_floats);
+    #pragma unroll
+    for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
+  }
+  return total;
+}
+
+// four matrices of 8 x 16 bytes, from the rows whose places the lanes give
+__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
+
+// sums += right^T left^T, 16 columns by 8 rows
+__device__ __forceinline__ void multiply_add(
+    float (&sums)[4], const unsigned (&right)[4], unsigned left_0, unsigned left_1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+moe_routing_matmul(
+    const __nv_bfloat16* __restrict__ x_ptr,
+    const __nv_bfloat16* __restrict__ router_ptr,
+    float* __restrict__ matmul_ptr,
+    long long rows,
+    long long x_stride,
+    long long router_ld,
+    long long matmul_stride)
+{
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int lane = threadIdx.x % 32;
+  const int k_group = threadIdx.x / 32;  // slice-K: of 4 groups of warps
+  const unsigned tile = blockIdx.x;
+  const long long row0 = static_cast<long long>(tile / tiles_across) * tile_rows;
+  const int across = tile % tiles_across;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const int col0 = across * tile_cols;
+
+  // the ring of 4 slices, and what the thread brings of each
+  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + k_group * (stages * slice_elements);
+  const int x_m = lane / 8, x_k = lane % 8 * 8;
+  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
+  const int router_n = lane / 8, router_k = lane % 8 * 8;
+  const __nv_bfloat16* router_from = router_ptr + (col0 + router_n) * router_ld + k_group * tile_k + router_k;
+  const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
+  const auto copy_slice = [&](int step) {
+    const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
+    #pragma unroll
+    for (int v = 0; v < 16; ++v) {
+      const unsigned to = slice + place<8>(x_m + v * 4, x_k) * 2;
+      copy_chunk<8>(to, x_from + v * 4 * x_stride, x_m + v * 4 < rows_here ? 8 : 0);
+    }
+    x_from += split_k * tile_k;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const unsigned to = slice + (router_at + place<8>(router_n + v * 4, router_k)) * 2;
+      copy_evict_first(to, router_from + v * 4 * router_ld, 8);
+    }
+    router_from += split_k * tile_k;
+  };
+
+  // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  unsigned x_part[2][4][4];
+  unsigned router_part[2][1][4];
+  float matmul_sums[1][8][4] = {};
+  const unsigned x_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned router_lane = ring_at + router_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
+  const auto load_parts = [&](int step, int k, int buffer) {
+    const unsigned slice = step % stages * slice_bytes;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
+    }
+    load_matrices(router_part[buffer][0], (router_lane ^ (k * 32)) + slice);
+  };
+  const auto multiply = [&](int buffer) {
+    #pragma unroll
+    for (int m = 0; m < 8; ++m) {
+      multiply_add(matmul_sums[0][m], router_part[buffer][0], x_part[buffer][m / 2][m % 2 * 2],
+          x_part[buffer][m / 2][m % 2 * 2 + 1]);
+    }
+  };
+
+  #pragma unroll
+  for (int s = 0; s < stages - 1; ++s) {
+    copy_slice(s);
+    commit_copies();
+  }
+  wait_copies<stages - 2>();
+  __syncwarp();
+  load_parts(0, 0, 0);
+  const auto take_slice = [&](int step, bool last) {
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (k == 3 && !last) {
+        wait_copies<stages - 2>();
+      }
+      if (k < 3) {
+        load_parts(step, k + 1, (k + 1) % 2);
+      } else if (!last) {
+        __syncwarp();
+        load_parts(step + 1, 0, 0);
+      }
+      if (k == 0 && !last) {
+        if (step + stages - 1 < steps) copy_slice(step + stages - 1);
+        commit_copies();
+      }
+      multiply(k % 2);
+    }
+  };
+  #pragma unroll 1
+  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+  take_slice(steps - 1, true);
+
+  // the sums go through shared memory, where each thread finds neighbouring columns of a row
+  __syncthreads();
+  float* const matmul_shared = reinterpret_cast<float*>(shared);
+  #pragma unroll
+  for (int m = 0; m < 8; ++m) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int sum_row = m * 8 + lane % 4 * 2 + i % 2;
+      const int sum_col = lane / 4 + i / 2 * 8;
+      matmul_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_sums[0][m][i];
+    }
+  }
+  __syncthreads();
+
+  const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
+  const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
+  const long long row = row0 + m;
+  const int col = col0 + n;
+  if (row < rows) {
+    const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * sums_stride + n);
+    Vec<float, 8> matmul_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float matmul = matmul_total.at[j];
+      matmul_vec.at[j] = matmul;
+    }
+    store<8>(matmul_ptr + row * matmul_stride + col, matmul_vec);
+  }
+}
