@@ -25,9 +25,6 @@ def render_joined(plan: JoinedPlan) -> JoinedSource:
     return JoinedSource(plan, tidy(text), f"{plan.name}{plan.target.spelling.file_suffix}")
 
 
-ROWS = "rows"
-
-
 def rendered(plan: Plan | JoinedPlan) -> Source | JoinedSource:
     """What is launched, as text."""
     return render_joined(plan) if isinstance(plan, JoinedPlan) else render(plan)
@@ -42,8 +39,8 @@ def joined_context(plan: JoinedPlan, said: Sequence[Mapping[str, Any]]) -> dict[
     parts = []
     for place, (letter, what, part, own) in enumerate(zip(LETTERS, plan.said, plan.parts, said, strict=False)):
         body = body_of(part, own)
-        # blocks of one row each are as many as there are rows, and need not count them
-        asked = [param.name != ROWS or re.search(rf"\b{ROWS}\b", body) is not None for param in part.params]
+        # blocks of one row each need not count them, and of two halves of an array the first one's pointer reaches both
+        asked = [re.search(rf"\b{param.name}\b", body) is not None for param in part.params]
         given = (f"{letter}_{param.name}" for param, asks in zip(part.params, asked, strict=True) if asks)
         parts.append(
             {
