@@ -22,7 +22,7 @@ from typing import Any
 
 from fusegen.errors import Where
 from fusegen.language import ops
-from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, plain
+from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, plain, shown_by
 from fusegen.language.naming import value_names
 from fusegen.language.scans import SORTED, WAYS
 from fusegen.language.torch_views import size_line, view_text
@@ -464,7 +464,7 @@ class Writer:
     def argument(self, node: Node, user: Node) -> str:
         """A name or a number; an operation between numbers alone works on tensors, since torch's functions do."""
         text = self.name(node) if node in self.names else number_text(node, self.graph)
-        held = self.graph.tensor_of.get(node)
+        held = self.graph.tensor_of.get(shown_by(node))
         if held is not None and held.dtype.narrow and held.dtype.kind == "float" and user.op.kind is Kind.MAP:
             text = f"{text}.to(torch.float32)"  # torch computes nothing with 8 bits
         alone = user.op.kind is Kind.MAP and all(self.is_number(a) for a in user.inputs)
