@@ -29,6 +29,7 @@ FEW = {
     "decode_attention": {"B": 2, "G": 2, "R": 2, "T": 8200, "D": 16},
     "decoder_layer": {"B": 2, "D": 64, "H": 2, "G": 2, "E": 16, "T": 32, "U": 96},
     "grouped_fp8_block_gemm": {"T": 40, "N": 256, "K": 384, "E": 3},
+    "grouped_mxfp4": {"T": 40, "N": 96, "K": 128, "E": 4},
     "mla_decode": {"B": 2, "H": 20, "T": 2100, "D": 288, "E": 256},
     "moe_layer": {"T": 9, "D": 64, "H": 64, "E": 8},
     "moe_mlp": {"T": 40, "H": 96, "K": 64, "E": 4},

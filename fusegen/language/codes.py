@@ -1,4 +1,5 @@
-"""Right factors that lie in memory as codes of few bits: a chain's `x @ F.dequantize(w, scales).T`.
+"""Right factors that lie in memory as codes of few bits: a chain's `x @ F.dequantize(w, scales).T`, and those of
+grouped products, of which each group of rows has a matrix.
 
 A kernel multiplies the codes themselves, as the whole numbers or floats that they are, and scales the sums of each
 group of K. So the chain's nodes are taken apart here, into operands; in the graph of one kernel they stand again as
@@ -22,8 +23,8 @@ from fusegen.language.views import View
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """(codes - zeros) * scales, transposed: operands [N, K], [N, K // group] and [N, K // group]. Where there is one
-    scale a row, `group` is 0."""
+    """(codes - zeros) * scales, transposed: operands [.., N, K], [.., N, K // group] and [.., N, K // group]. Where
+    there is one scale a row, `group` is 0."""
 
     codes: Stored
     scales: Stored
@@ -45,19 +46,20 @@ class Stored:
 
 
 def codes_of(node: Node) -> Codes | None:
-    """What a chain's right factor is made of, if it is codes and scales; None of any other."""
+    """What a chain's right factor is made of, if it is codes and scales, of one matrix or of several; None of any
+    other."""
     whole = transposed(node)
     if whole is None:
         return None
-    inner, group = whole, 0
+    inner, group, rank = whole, 0, len(whole.shape)
     if whole.view is not None:
         (inner,) = whole.inputs
-        if len(inner.shape) != 3 or not isinstance(size := inner.shape[-1], int):
+        if len(inner.shape) != rank + 1 or not isinstance(size := inner.shape[-1], int):
             return None
-        if whole.view != View.identity(inner.shape).merged(1, 2):
+        if whole.view != View.identity(inner.shape).merged(rank - 1, 2):
             return None
         group = size
-    if inner.op.name != "mul" or len(whole.shape) != 2:
+    if inner.op.name != "mul":
         return None
     value, scales = (unshown(a, group) for a in inner.inputs)
     zeros, less = None, value if not group else inner.inputs[0]
@@ -70,20 +72,21 @@ def codes_of(node: Node) -> Codes | None:
     codes, own, side = plain, stored(scales), stored(zeros)
     if codes is None or own is None or (zeros is None) != (side is None):
         return None
-    if codes.shape != whole.shape or len(own.shape) != 2:
+    if codes.shape != whole.shape or len(own.shape) != rank:
         return None
-    each = (codes.shape[0], codes.shape[1] // group if group else 1)
+    each = (*codes.shape[:-1], codes.shape[-1] // group if group else 1)
     if any(part is not None and part.shape != each for part in (own, side)):
         return None
     return Codes(codes, own, side, group)
 
 
 def transposed(node: Node) -> Node | None:
-    """The matrix [N, K] of which a factor is the transpose."""
-    if node.op.kind is not Kind.VIEW or len(node.shape) != 2:
+    """The matrices [.., N, K] of which a factor has the transposes."""
+    if node.op.kind is not Kind.VIEW or len(node.shape) < 2:
         return None
-    (source,) = node.inputs
-    return source if node.view == View.identity(source.shape).transposed((1, 0)) else None
+    (source,), rank = node.inputs, len(node.shape)
+    swap = (*range(rank - 2), rank - 1, rank - 2)
+    return source if len(source.shape) == rank and node.view == View.identity(source.shape).transposed(swap) else None
 
 
 def unshown(node: Node, group: int) -> Node | None:
@@ -93,10 +96,10 @@ def unshown(node: Node, group: int) -> Node | None:
     if node.op.kind is not Kind.VIEW:
         return None
     (source,) = node.inputs
-    if len(source.shape) != 2:
+    if len(node.shape) != len(source.shape) + 1:
         return None
-    whole = View.identity(source.shape)
-    groups = node.shape[-1] == group and node.view == whole.split(1, node.shape[1:])
+    whole, last = View.identity(source.shape), len(source.shape) - 1
+    groups = node.shape[-1] == group and node.view == whole.split(last, node.shape[last:])
     return source if groups or node.view == whole.sliced((..., None)) else None
 
 
@@ -151,7 +154,7 @@ def in_one_kernel(found: Codes, product: Node, seen: Callable[[Node, View], Node
     if found.zeros is not None:
         value = Node(OPS["sub"], (codes, spread(found.zeros)), codes.shape, f32, operator)
     value = Node(OPS["mul"], (value, spread(found.scales)), codes.shape, f32, operator)
-    return Node(OPS["transpose"], (value,), tuple(reversed(codes.shape)), f32, operator)
+    return Node(OPS["transpose"], (value,), (*codes.shape[:-2], codes.shape[-1], codes.shape[-2]), f32, operator)
 
 
 def in_kernel(node: Node) -> Codes | None:
@@ -172,7 +175,8 @@ def in_kernel(node: Node) -> Codes | None:
     return Codes(codes, own, side, scales.group if scales.group > 1 else 0)
 
 
-def unscaled(product: Node) -> tuple[Node, Node]:
-    """The left factor [M, K] of a product of codes, and the codes without their zeros [N, K]."""
-    left, right = product.inputs
-    return left, right.inputs[0].inputs[0]
+def unscaled(product: Node) -> tuple[Node, ...]:
+    """The left factor [M, K] of a product of codes, the codes without their zeros [.., N, K], and the ends of groups of
+    rows, where it has them."""
+    left, right, *ends = product.inputs
+    return left, right.inputs[0].inputs[0], *ends

@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from fusegen.language.block_products import BLOCK
-from fusegen.language.segments import group_bounds
+from fusegen.language.segments import group_bounds, matmul_by_group
 from fusegen.language.types import DType, f32, i32, tf32
 from fusegen.planner.model import Summed
 from fusegen.targets.atoms import F32_BITS
@@ -125,10 +125,12 @@ def product_error(
     return np.where(np.isfinite(value) | np.isinf(error), error, 0.0)
 
 
-def unless_too_large(found: Bounded, left: Array, codes: Array) -> Bounded:
-    """A product of codes [N, K], of which nothing is known where sums before they are scaled may leave f32's range."""
-    whole_left, whole_codes = np.abs(finite(left)), np.abs(finite(codes))
-    return bounded(found.value, np.where(whole_left @ whole_codes.T > f32.largest, np.inf, found.error))
+def unless_too_large(found: Bounded, left: Array, codes: Array, *ends: Array) -> Bounded:
+    """A product of codes [N, K], or of groups of rows by [E, N, K] and `ends`, of which nothing is known where sums
+    before they are scaled may leave f32's range."""
+    whole_left, whole_codes = np.abs(finite(left)), np.swapaxes(np.abs(finite(codes)), -1, -2)
+    most = matmul_by_group(whole_left, whole_codes, *ends) if ends else whole_left @ whole_codes
+    return bounded(found.value, np.where(most > f32.largest, np.inf, found.error))
 
 
 def finite(x: Array) -> Array:

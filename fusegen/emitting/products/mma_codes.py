@@ -202,7 +202,8 @@ class CodesSpeller(GemmWords):
         jump = plan.slice_k_threads // beside
         thread = self.thread if "%" not in self.thread else "lane"
         first = f"{k_part} * {name}_words + {own.k}" if k_part else own.k
-        start = f"{f.pointer} + (col0 + {own.mn}) * {f.stride}"
+        batch = "".join(f" + {index} * {text}" for index, text in f.batch)
+        start = f"{f.pointer}{batch} + (col0 + {own.mn}) * {f.stride}"
         self.functions.add("place")
         at_mn = f"{own.mn} + v * {jump}" if passes > 1 else own.mn
         place = f"{own.at} + place<{beside}>({at_mn}, {own.k})"
@@ -337,13 +338,13 @@ class CodesSpeller(GemmWords):
             tests.append("k_at < full_k" if coding.group >= self.tile.k or not coding.group else
                          "k_at + q * scaled_k < full_k")  # fmt: skip
         scales = found.scales
-        at = f"{self.pointers[scales.tensor]}[col * {scales.name}_ld + {number}]"
+        at = f"{self.pointers[scales.tensor]}[{self.own_scales(scales)}col * {scales.name}_ld + {number}]"
         value = self.to_value(scales.dtype, at)
         if scales.dtype.kind == "int":
             value = f"static_cast<float>({value})"
         zero, zeros = "", found.zeros
         if zeros is not None:
-            row = f"{self.pointers[zeros.tensor]}[col * {zeros.name}_ld + ({number}) / 2]"
+            row = f"{self.pointers[zeros.tensor]}[{self.own_scales(zeros)}col * {zeros.name}_ld + ({number}) / 2]"
             nibble = f"static_cast<unsigned>({row}) >> ({number}) % 2 * 4 & 15u"
             zero = f"{all_of(*tests)} ? {nibble} : 0u" if tests else nibble
         scale = f"{all_of(*tests)} ? {value} : 0.0f" if tests else value

@@ -22,7 +22,7 @@ from fusegen.language.types import F8, DType, f32, size_of
 from fusegen.planner.model import Access, Cost
 from fusegen.planner.products.gemm import GemmTile, run_of, shared_bytes, tile_elements
 from fusegen.planner.products.mfma_cost import mfma_us
-from fusegen.planner.products.product_cost import floors, product_traffic, tiles_down
+from fusegen.planner.products.product_cost import drawn_tiles, floors, product_traffic, tiles_down
 from fusegen.planner.products.product_work import ProductWork
 from fusegen.planner.rows.duration import COPY_SHARE, LAUNCH_US, resident_blocks
 from fusegen.planner.time import overlapped
@@ -95,6 +95,14 @@ CROWDED_BYTES = 64 * 1024  # on their way to an SM: with more, reads are slower,
 CROWDED_SHARE = 0.06  # and each doubling adds to the time of the bytes
 ROUND_US = 1.0  # for every round of blocks behind the first, whose first slices nothing hides
 STREAM_OVERLAP_EXPONENT = 5.0
+# Of an SM, for 16 columns of 128 codes in grouped products: on an H200 4 bits took 92 of 8 rows and 400 to 450 of 64
+# with a scale for each 128, and MXFP4, with one for each 32, 165 to 190 of 8 rows, 180 of 16, and 650 of 64.
+WIDEN_CYCLES, ROW_CYCLES = 80.0, 1.5
+SCALE_CYCLES = 25.0  # for each scale more
+MORE_ROWS_FACTORS = {16: 1.0, 32: 1.5, 64: 2.4}  # up to so many rows: an SM has fewer warps then
+# A lane holds a column's scales of a slice, and of the next one: MXFP4 of 8 rows took 150 us in slices that have two
+# and 171 in slices of four.
+MOST_SCALES, SCALES_FACTOR = 2, 1.12
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +179,8 @@ def estimate(graph: Graph, target: Target, work: ProductWork) -> Cost:
     room = shared_bytes(tile, work.dtype, work.products, work.statistics, run, work.share)
     registers = min(target.registers_per_thread, gemm_registers(tile, work.atom, work.dtype, work.products))
     resident = max(1, resident_blocks(target, tile.warps * tile.slice_k * target.warp, registers, room))
-    blocks = tiles_down(graph, tile.rows) * work.across * tile.cluster
+    down = drawn_tiles(graph, tile.rows) if work.by_group else tiles_down(graph, tile.rows)
+    blocks = math.ceil(down * work.across) * tile.cluster
     segment = int(work.dtype.bytes * work.share * (tile.k if work.along else tile.cols))
     share = SEGMENT_FACTOR.get(segment, 1.0) / (target.dram_gbs * COPY_SHARE * 1e3)
     unit = unit_of(target)
@@ -251,6 +260,17 @@ def wave_share(blocks: int, tile: GemmTile, own: AtomPace) -> float:
     return max(1.0, own.enough / max(1, blocks * tile.warps))
 
 
+def widening_us(target: Target, work: ProductWork, blocks: int) -> float:
+    """What the SMs take for all codes of grouped products, which each tile widens for itself."""
+    tile = work.tile
+    pieces = blocks / tile.cluster * tile.cols / 16 * work.products * work.k / 128
+    cycles = WIDEN_CYCLES + ROW_CYCLES * tile.rows + SCALE_CYCLES * max(0.0, work.scales - 1)
+    cycles *= next(factor for rows, factor in MORE_ROWS_FACTORS.items() if tile.rows <= rows)
+    if work.scales * tile.k > MOST_SCALES * 128:
+        cycles *= SCALES_FACTOR
+    return pieces * cycles * 2 * target.f32_lanes / (target.fp32_tflops * 1e6)
+
+
 def streams_us(target: Target, work: ProductWork, blocks: int, resident: int, nbytes: int, share: float) -> float:
     """A launch of streams: the bytes; those that one SM gets; what is on its way at a time; a slice-K group's slices in
     turn."""
@@ -277,8 +297,10 @@ def streams_us(target: Target, work: ProductWork, blocks: int, resident: int, nb
     prepared = PREPARED_US * tile.k / 64 * tile.rows / 8 if work.prepared else 0.0
     group_us = BLOCK_US + slices * (SLICE_US + PIECE_US * pieces + prepared + widened)
     shared = brought * max(1.0, blocks / target.sms) / (SHARED_GBS * 1e3)
-    limits = memory, shared, turns * LATENCY_US, rounds * group_us
+    limits = [memory, shared, turns * LATENCY_US, rounds * group_us]
+    if work.by_group:
+        limits.append(widening_us(target, work, blocks))
     added = CLUSTER_US * math.log2(tile.cluster)
     found = STREAM_US + added + later + overlapped(limits, STREAM_OVERLAP_EXPONENT)
-    many = work.share < 1.0 and tile.rows * tile.cols * work.products >= SPILLED_SUMS
+    many = work.share < 1.0 and not work.by_group and tile.rows * tile.cols * work.products >= SPILLED_SUMS
     return found * (SPILLED_FACTOR if tile.rows > SPILLED_ROWS else FEWER_SPILLED_FACTOR) if many else found

@@ -64,6 +64,11 @@ class MmaDraft(ProductDraft):
         """Bits of a right factor's element by those of a left one's."""
         return next(iter(self.rights.values())).bits / self.dtype.bits if self.coding else 1.0
 
+    @property
+    def scales(self) -> float:
+        """Of a column's 128 codes."""
+        return 128 / (self.coding.group or self.k) if self.coding else 0.0
+
     def deep(self, tile: GemmTile) -> GemmTile:
         """The tile, whose k is in elements of two bytes, with as many bytes of the factors'."""
         return replace(tile, k=tile.k * 2 // self.dtype.bytes) if self.dtype.bytes != 2 else tile

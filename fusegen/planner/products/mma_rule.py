@@ -221,7 +221,7 @@ def candidate(shared: Shared, tile: GemmTile, atom: Atom) -> GemmPlan:
     work = ProductWork(
         tile, atom, drawn.dtype, drawn.together, sum(each.tiles for each in output_groups), drawn.k, along,
         left.prologue is not None, statistics, evict_first, shared.askew, shared.narrow, elements(drawn, tile),
-        counted(drawn, tile), drawn.share,
+        counted(drawn, tile), drawn.share, drawn.scales, bool(drawn.coding and drawn.segments),
     )  # fmt: skip
     return GemmPlan(
         name=entry_name(graph),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -96,6 +97,9 @@ STREAM_STAGES = (3, 4, 6)
 REDUCED_REGISTERS = 32  # what rows of a tile are reduced to: tiles that had fewer left spilled 40 B on an A100
 SCALED_REGISTERS = 80  # scales of a slice's blocks, and what finds them: 64 x 32 tiles spilled 92 to 128 B on an H200
 REGISTER_STAGES = (2,)  # through registers one slice is on its way, whatever the ring's length
+# Of grouped products of codes, without what else there is: 8 x 64 tiles of two products in MXFP4 spilled 636 B on an
+# H200 and took 79 us where 8 x 16 took 34; 8 x 32 of slices of 128, which have so many, spilled nothing.
+MOST_CODED = 180
 CLUSTERS = (1, 2, 4)
 FEW_SMS = 16  # as many as a cluster has blocks, where a launch is one
 IN_FLIGHT_BYTES = 24 * 1024  # bytes that an SM must ask for ahead, at least, to be worth a candidate
@@ -144,12 +148,16 @@ def atom_of(drawn: MmaDraft, streams: bool = False) -> Atom:
 
 def streams(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
     atom = atom_of(drawn, streams=True)
-    rows = atom.rows
-    while rows < min(drawn.rows, MOST_STREAMED_ROWS):
-        rows *= 2
-    for cols in STREAM_COLS:
+    fewest = atom.rows
+    while fewest < min(drawn.rows, MOST_STREAMED_ROWS):
+        fewest *= 2
+    # of groups with codes each tile widens its own, and groups that have some rows more begin another one
+    each = (fewest, 2 * fewest) if drawn.coding and drawn.segments and fewest < MOST_STREAMED_ROWS else (fewest,)
+    for rows, cols in itertools.product(each, STREAM_COLS):
         for k in STREAM_K:
             if drawn.together * rows * cols > MOST_SUMS or rows * k > MOST_AHEAD_ELEMENTS:
+                continue
+            if drawn.segments and rows < MOST_STREAMED_ROWS and coded_registers(drawn, rows, cols, k) > MOST_CODED:
                 continue
             for slice_k in STREAM_SLICE_K:
                 for stages in STREAM_STAGES if drawn.target.async_copies else REGISTER_STAGES:
@@ -157,6 +165,16 @@ def streams(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
                         tile = drawn.deep(GemmTile(rows, cols, k, stages, 1, 1, slice_k, cluster, group=1))
                         if cluster <= drawn.target.max_cluster and worthwhile(drawn, tile):
                             yield tile, atom
+
+
+def coded_registers(drawn: MmaDraft, rows: int, cols: int, k: int) -> int:
+    """Registers of a thread that widens codes: two turns of both factors' fragments, sums twice, of a group of codes
+    and of all, and scales twice, of a slice and of the next one. 0 where there are no codes."""
+    if drawn.coding is None:
+        return 0
+    columns = cols // 16 * drawn.together
+    scales = max(1, k // (drawn.coding.group or k))
+    return columns * (16 + rows + 4 * scales) + rows
 
 
 def worthwhile(drawn: MmaDraft, tile: GemmTile) -> bool:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fusegen.language.graph import CASTS, Extent, Graph, Kind, Node, once_per_graph, plain
+from fusegen.language.graph import CASTS, Extent, Graph, Kind, Node, behind, once_per_graph, plain
 from fusegen.language.naming import value_names
 from fusegen.language.products import Factor, split
 from fusegen.language.types import DType, Shape, f16, f32, size_of
@@ -77,11 +77,12 @@ def traffic_once(graph: Graph) -> Traffic:
 
 
 def rights_by_group(graph: Graph) -> frozenset[str]:
-    """The right factors of grouped products."""
+    """The right factors of grouped products, and what codes are scaled by."""
     if not graph.products[0].ends:
         return frozenset()
-    rights = (p.right.operand for p in split(hoist_scales(graph)).products)
-    return frozenset(t.name for t in rights if t is not None)
+    rights = [p.right for p in split(hoist_scales(graph)).products]
+    beside = (t for right in rights if right.scaled for t in right.scaled.inputs)
+    return frozenset(t.name for t in (*(right.operand for right in rights), *beside) if t is not None)
 
 
 def right_passes(graph: Graph, target: Target, tile_rows: int, group: int) -> Mapping[str, int]:
@@ -137,10 +138,13 @@ def product_flops(graph: Graph) -> int:
 def operations(graph: Graph) -> tuple[int, int]:
     """Flops of everything, and calls of exponentials, roots and divisions among them."""
     flops, special = product_flops(graph), 0
+    of_groups, groups = set(behind([n.inputs[1] for n in graph.products if n.ends])), group_count(graph)
     for node in graph.nodes:
         if node.op.kind not in (Kind.MAP, Kind.BIAS, Kind.REDUCE) or graph.extents[node] is Extent.LAUNCH:
             continue
         times = count(graph, node.inputs[0].shape if node.op.kind is Kind.REDUCE else node.shape)
+        if node in of_groups:  # codes of groups without rows are not looked at
+            times = times * min(graph.rows, groups) // groups
         flops += node.op.flops * times
         special += times if node.op.flops >= 4 else 0
     return flops, special
@@ -187,6 +191,26 @@ def tiles_down(graph: Graph, tile_rows: int) -> int:
     rows = max(1, graph.rows)
     groups = min(rows, group_count(graph))
     return groups * -(-rows // (groups * tile_rows))
+
+
+def drawn_tiles(graph: Graph, tile_rows: int) -> float:
+    """The same where each row is as likely in any group, as experts are chosen, which makes groups of other lengths: of
+    8 rows a group in the mean, 4 of 10 groups have more than 8."""
+    rows, groups = max(1, graph.rows), group_count(graph)
+    mean = rows / groups
+    found, below = 0.0, 0.0  # the chance that a group has more than so many tiles is 1 - below
+    chance, length = math.exp(-mean), 0
+    if chance == 0.0:  # long groups: the last tile is half full
+        return rows / tile_rows + groups / 2
+    while below < 1 - 1e-9 and length < rows + tile_rows:
+        if length % tile_rows == 0:
+            below += chance
+            found += 1 - below
+        else:
+            below += chance
+        length += 1
+        chance *= mean / length
+    return groups * found
 
 
 def group_count(graph: Graph) -> int:

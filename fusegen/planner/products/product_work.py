@@ -28,3 +28,5 @@ class ProductWork:
     elements: int  # that a thread loads one by one for each slice, where no copy can bring them
     counted: int  # chunks that a thread brings of a slice, and which may not be whole
     share: float = 1.0  # bits of a right factor's element by those of a left one's
+    scales: float = 0.0  # of codes, of a column's 128
+    by_group: bool = False  # is it of groups of rows, each multiplied by codes of its own?

@@ -524,7 +524,8 @@ class Lowering:
             raise NotOneStep(node, f"{node.operator}: a view takes the rows and columns of a product otherwise")
         left, right = node.factors
         made_left = self.factor(left, side(view, left, node, rows=True), node)
-        codes = codes_of(right) if (shown := side(view, right, node, rows=False)).is_identity else None
+        shown, may_be = side(view, right, node, rows=False), len(right.shape) == 2 or node.ends is not None
+        codes = codes_of(right) if may_be and shown.is_identity else None
         made_right = in_one_kernel(codes, node, self.seen) if codes else self.factor(right, shown, node)
         leading = node.shape[:-2] if node.any_ends else broadcast(made_left.shape[:-2], made_right.shape[:-2])
         shape = (*leading, made_left.shape[-2], made_right.shape[-1])
