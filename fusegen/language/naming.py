@@ -66,8 +66,10 @@ SELECTION_FRAME = frozenset(
     before atomicAdd atomicMax atomicMin Ranges compared elements groups more orders ranges reaches slot_of to
     warp_total
     bin_bits top_bit least_key exact_sum marked readers aim own_key own_order delegates exchange sort_delegates
-    merge_delegates beyond_lane most_here next_here own_group lanes_least fminf words sort_words
-    merge_words falling falls""".split()  # noqa: SIM905
+    merge_delegates beyond_lane most_here next_here own_group lanes_least fminf last_place orders_of pair_of
+    first_entry second_entry sort_entries order_entries merge_best best_of merge_lanes part_best take_own
+    larger_pair pairs spots turned second best_groups half_of_groups own_groups group_spots row_pairs first_place
+    row_step entries others word upper apart spot either""".split()  # noqa: SIM905
 )
 # the same of the template that reduces columns
 COLUMN_FRAME = frozenset(("turn", "u", "rank", "first_col", "own_col", "own", "from", "sums", "b", "c", "r",

@@ -384,7 +384,7 @@ class RowPlan(Plan):
     def stands_in(self) -> bool:
         """Does a thread without a row take the last one once more, and write nothing? Tests around each pass cost
         registers: LayerNorm of heads of 80 has 72 so, had 93, and took 50.3 us, with whole stores too, for 54.8."""
-        return self.lacks_rows and self.selection is None and not self.layout.in_place
+        return self.lacks_rows and (not self.selection or self.selection.packed) and not self.layout.in_place
 
     @property
     def in_place(self) -> frozenset[tuple[str, str]]:

@@ -572,7 +572,9 @@ class Selection:
     @property
     def best(self) -> str:
         """How a warp or a part of it finds the best, where that is not by rank: a word of configurations."""
-        return "in_turn" if self.one_by_one else "packed" if self.packed else ""
+        if isinstance(self.way, Packed):
+            return "packed" if self.way.group == 1 else "grouped"
+        return "in_turn" if self.one_by_one else ""
 
     @property
     def streamed(self) -> int:

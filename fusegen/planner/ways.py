@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from fusegen.language.types import DType, f32
+
 
 @dataclass(frozen=True, slots=True)
 class OneByOne:
@@ -30,14 +32,30 @@ class InWarp:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A few lanes hold a row, each key with its column as one word of 32 bits: keys of 16 bits have room for columns.
+    """A few lanes hold a row of keys, each in one word with its column: of 32 bits, where keys are `stored` as 16 bits
+    or rounded to them, else `wide`, of 64.
 
     A network sorts a lane's words, `sorted` at a time, of which the best stay; then lanes merge theirs. As words
-    differ, there are no ties.
+    differ, there are no ties. Of `group` keys next to each other the largest is their delegate: so many of the best
+    groups as are sorted at a time hold the best keys, which are sorted alone. 1: every key is its own delegate.
     """
 
     by: ClassVar[Literal["warp"]] = "warp"
     sorted: int
+    stored: DType
+    group: int = 1
+
+    @property
+    def wide(self) -> bool:
+        return self.stored is f32
+
+    def parted(self, lanes: int) -> bool:
+        """Do lanes part the best among themselves, and never hold all of them?"""
+        return 1 < lanes <= self.sorted
+
+    def own(self, lanes: int) -> int:
+        """Of the best, those that a lane is left with, one rank after another."""
+        return max(1, self.sorted // lanes)
 
 
 @dataclass(frozen=True, slots=True)

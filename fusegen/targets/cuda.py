@@ -77,6 +77,22 @@ def fused(pair: str) -> tuple[str, ...]:
     )
 
 
+def orders(pair: str, one: str) -> tuple[str, ...]:
+    """The orders of two floats of 16 bits: times 1 and with 0 added, NaN is 0x7fff and -0 is 0 (PTX ISA, fma), and prmt
+    makes a byte of each of a sign."""
+    return (
+        "unsigned bits, signs;",
+        f'asm("fma.rn.{pair} %0, %1, %2, %3;" : "=r"(bits) : "r"(pair), "r"({one}), "r"(0u));',
+        'asm("prmt.b32 %0, %1, %2, %3;" : "=r"(signs) : "r"(bits), "r"(bits), "r"(0xbb99u));',
+        "return bits ^ (signs | 0x80008000u);",
+    )
+
+
+def larger_pair(pair: str) -> tuple[str, ...]:
+    """PTX ISA, max: from sm_80 on."""
+    return ("unsigned y;", f'asm("max.NaN.{pair} %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));', "return y;")
+
+
 def to_tf32(rounding: str) -> tuple[str, ...]:
     """To the nearest, ties away from zero ("rna", from sm_80 on) or to even ("rn", from sm_90 on): PTX ISA, "cvt"."""
     return (
@@ -340,6 +356,14 @@ SPELLING = Spelling(
         ),
         "mma_by_rows_f16": mma_by_rows("f16"),
         "mma_by_rows_bf16": mma_by_rows("bf16"),
+        "orders_f16": orders("f16x2", "0x3c003c00u"),
+        "orders_bf16": orders("bf16x2", "0x3f803f80u"),
+        "larger_pair_f16": larger_pair("f16x2"),
+        "larger_pair_bf16": larger_pair("bf16x2"),
+        "key_pair_f16": (
+            "const __half2 pair = __floats2half2_rn(first, second);",
+            "return reinterpret_cast<const unsigned&>(pair);",
+        ),
         # one instruction, F2FP; with __float2bfloat16_rn two, of which F2F takes several cycles
         "round_bf16": (
             "const __nv_bfloat162 pair = __floats2bfloat162_rn(0.0f, x);",

@@ -24,6 +24,17 @@ from fusegen.targets.atoms import Atom, Fragment, Term
 from fusegen.targets.base import CTYPES, TO_STORAGE, TO_VALUE, Spelling, Target
 
 
+def orders(above: str) -> tuple[str, ...]:
+    """The orders of two floats of 16 bits. `above`: what makes a bit 15 of a size beyond infinity's, twice."""
+    return (
+        "const unsigned size = pair & 0x7fff7fffu;",
+        f"const unsigned none = (size + {above}) & 0x80008000u;  // the top bit of a NaN,",
+        "const unsigned below = pair & (size + 0x7fff7fffu) & ~none & 0x80008000u;  // and of what is below 0",
+        "const unsigned bits = size | (none - (none >> 15));",
+        "return (bits ^ (below - (below >> 15))) | (below ^ 0x80008000u);",
+    )
+
+
 def reduced(sign: str, lanes: int = 64) -> tuple[str, ...]:
     """The least (`<`) or the most (`>`) in a wave of so many lanes, in every lane."""
     return (
@@ -201,6 +212,14 @@ SPELLING = Spelling(
         ),
         "shuffle_up": ("__shfl_up(v, step)",),
         "from_first_lane": ("__shfl(start, 0)",),
+        "orders_f16": orders("0x03ff03ffu"),
+        "orders_bf16": orders("0x007f007fu"),
+        "key_pair_f16": (
+            "const _Float16 halves[2] = {static_cast<_Float16>(first), static_cast<_Float16>(second)};",
+            "unsigned pair;",
+            "memcpy(&pair, halves, sizeof(pair));",
+            "return pair;",
+        ),
         "meet": ('__builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");', "__builtin_amdgcn_wave_barrier();"),
         "unknown": ("return x;",),
         "forget": ('asm volatile("" : "+v"(words[i]));',),

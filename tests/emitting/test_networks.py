@@ -10,7 +10,11 @@ from fusegen import bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.language.spec import Chain
+from fusegen.planner import candidates
+from fusegen.planner.model import Layout, RowPlan
+from fusegen.planner.ways import Packed
 from fusegen.runtime import Kernel, finding
+from fusegen.targets import target
 from fusegen.validation import validate
 from tests.emitting.test_topk import TARGETS, kernel, plans_of
 
@@ -52,40 +56,74 @@ def rounded(x: f32[M, V], bias: f32[V]) -> i32[M, K]:
 @pytest.mark.pairwise("one", "name", "k")
 @pytest.mark.parametrize("k", [1, 2, 3, 8, 13])
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("one", [ranked, rounded], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "one", [ranked, ranked.with_dtype(f16), ranked.with_dtype(f32), rounded], ids=lambda one: str(one.graph)
+)
 def test_keys_in_one_word_with_their_columns_choose_the_best(one: Chain, name: str, k: int) -> None:
     tried = set()
     for cols in (24, 64, 129):
         for plan in plans_of(one, name, V=cols, K=k):
             assert plan.selection is not None
-            if plan.selection.packed and (lanes := (plan.tile.threads_per_row, plan.selection.k)) not in tried:
-                tried.add(lanes)
+            way, lanes = plan.selection.way, plan.tile.threads_per_row
+            if isinstance(way, Packed) and (lanes, way.group) not in tried:
+                tried.add((lanes, way.group))
                 report = validate(kernel(plan), quick=True)
                 assert report.ok, f"{plan.configuration}\n{report}"
     assert tried
+    grouped = one.graph.inputs[0].dtype is not f32 and name.startswith("cuda") and k in (2, 3, 8)
+    assert any(group > 1 for _, group in tried) == grouped
 
 
-def test_only_keys_of_16_bits_have_room_for_columns() -> None:
-    def packed(one: Chain, **sizes: int) -> bool:
-        return any(plan.selection is not None and plan.selection.packed for plan in plans_of(one, "cuda:h200", **sizes))
+def test_keys_of_16_bits_have_room_for_columns_in_words_of_32() -> None:
+    def packed(one: Chain, **sizes: int) -> set[str]:
+        plans = (plan for plan in plans_of(one, "cuda:h200", **sizes) if plan.selection and plan.selection.packed)
+        return {render(plan).text.split(" Entry;")[0].split("typedef ")[-1] for plan in plans}
 
-    assert packed(ranked, V=512, K=3)
-    assert not packed(ranked.with_dtype(f32), V=512, K=3)
-    assert packed(ranked.with_dtype(f16), V=512, K=3)
+    assert packed(ranked, V=512, K=3) == {"unsigned"}
+    assert packed(ranked.with_dtype(f32), V=512, K=3) == {"unsigned long long"}
+    assert packed(ranked.with_dtype(f16), V=512, K=3) == {"unsigned"}
     assert not packed(ranked, V=64, K=17), "more words than a lane sorts at a time"
 
 
-@pytest.mark.parametrize(
-    ("text", "instead"),
-    [
-        ("(last_column - col)", "col"),
-        ("words[r] > masked", "words[r] > 0"),
-        ("max(words[q], words[first + q])", "max(words[q], words[first])"),
-        ("? falling : !(q & size)", "? true : !(q & size)"),
-    ],
+@pytest.mark.parametrize(("k", "together"), [(4, 2), (6, 2), (8, 4)])
+def test_ranks_of_a_lane_are_written_as_vectors_where_rows_of_results_start_aligned(k: int, together: int) -> None:
+    graph, aim = ranked.at(V=64, K=k).graph, target("cuda:h200")
+    whole, loose = (
+        next(p for p in candidates(graph, aim, layout).plans
+             if isinstance(p, RowPlan) and p.selection and p.selection.packed and p.tile.threads_per_row == 2)
+        for layout in (Layout(), Layout(unaligned=frozenset(["values"])))
+    )  # fmt: skip
+    assert {a.name: a.vector for a in whole.accesses if a.output} == dict.fromkeys(("values", "columns"), together)
+    assert "values_row[rank] = " not in render(whole).text
+    assert "values_row[rank] = " in render(loose).text
+    assert validate(kernel(whole), quick=True).ok
+    assert validate(kernel(loose), quick=True).ok
+
+
+WRONG = (
+    (1, "* 0x10001u - 0x10000u", "* 0x10001u"),  # two keys at one place
+    (1, "own_row < rows", "true"),
+    (1, "entry > masked", "true"),
+    (1, "others[3 - q]", "others[q]"),
+    (1, "q + step < 4", "q + step < 3"),
+    (1, "0x1054", "0x3254"),
+    (1, ": min(half[q], beyond[q])", ": max(half[q], beyond[q])"),
+    (4, "best_groups[q] += (3 - lane)", "best_groups[q] += lane"),
+    (4, "larger_pair(pairs[v * 4], pairs[v * 4 + 1])", "pairs[v * 4]"),
+    (4, "pairs[v * 4 + 3], pairs[v * 4 + 2]", "pairs[v * 4 + 2], pairs[v * 4 + 3]"),
+    (4, "spot * 0x20002u + 0x20003u", "spot * 0x20002u + 1"),
+    (4, "half[1]", "half[0]"),
+    (4, "__byte_perm(first, second, 0x5410)", "0u"),
 )
-def test_a_wrong_network_is_caught(text: str, instead: str) -> None:
-    plan = next(p for p in plans_of(ranked, "cuda:h200", V=64, K=3) if p.selection is not None and p.selection.packed)
+
+
+@pytest.mark.parametrize(("group", "text", "instead"), WRONG)
+def test_a_wrong_network_is_caught(group: int, text: str, instead: str) -> None:
+    plan = next(
+        p for p in plans_of(ranked, "cuda:h200", V=128, K=3)
+        if p.selection is not None and isinstance(p.selection.way, Packed) and p.selection.way.group == group
+        and p.tile.threads_per_row == 4 and p.threads == 128
+    )  # fmt: skip
     source = render(plan)
     assert text in source.text
     wrong = replace(source, text=source.text.replace(text, instead))

@@ -234,7 +234,7 @@ def test_fewer_columns_take_no_longer(name: str) -> None:
     """Of few columns a row has few lanes, or one: a block for each row of 8 took thirty times as long."""
     times = [next(plans_of(router(experts, 2), name)).cost.time_us for experts in (8, 16, 32, 64)]
     assert times == sorted(times)
-    for one, how in ((router(8, 2), "packed"), (router(8, 2).with_dtype(f32), "in_turn")):
+    for one, how in ((router(8, 2), "packed"), (router(8, 2).with_dtype(f32), "packed")):
         best = next(plans_of(one, name))
         assert best.selection
         assert best.selection.best == how

@@ -97,11 +97,13 @@ def check(made: RowPlan) -> None:
     assert tile.rows_per_block >= 1
     assert tile.threads <= target.threads_per_block
     assert made.shared_bytes + made.static_shared_bytes <= target.shared_bytes
+    picked = {t.name for t in made.graph.outputs if t.node in made.graph.picked}
     for access in made.accesses:
         assert access.vector_bytes in (1, 2, 4, 8, 16)
         assert access.vector_bytes % access.dtype.bytes == 0
         if access.mode == "vector" and not made.flat and access.strided:
-            assert made.cols % access.vector == 0
+            chosen = access.tensor in picked
+            assert (made.graph.picks if chosen else made.cols) % access.vector == 0
     if not made.flat:
         covered = tile.cols * tile.col_tiles + tile.remainder
         assert tile.remainder <= tile.threads_per_row, "one a thread"

@@ -116,4 +116,4 @@ class Choice(Part, ABC):
     def lanes_guard(self) -> str:
         if not self.inside():
             return self.frame.guard()
-        return all_of("live" * self.plan.lacks_rows, self.inside())
+        return all_of("live" * (self.plan.lacks_rows and not self.plan.stands_in), self.inside())

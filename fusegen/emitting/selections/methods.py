@@ -32,8 +32,12 @@ BY_DELEGATES = (
 )
 BY_WORDS = (
     "bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by {lanes} a row. A key and its column are one "
-    "word of 32 bits; {sorted} words at a time are sorted, the best of them and of those before stay, and so do the "
-    "best of all lanes"
+    "word of {bits} bits; {sorted} words at a time are sorted, the best of them and of those before stay, and so do "
+    "the best of all lanes"
+)
+BY_GROUPS = (
+    " The largest of {group} keys next to each other is their delegate (Dr. Top-k, Gaihre et al., SC 2021): so are the "
+    "best groups chosen first, and then of their keys alone"
 )
 HELD = (
     "register-resident top-k for few columns. The largest key of each thread is its delegate (Dr. Top-k, Gaihre et "
@@ -72,7 +76,8 @@ def method_of(plan: RowPlan) -> str:
     else:
         if isinstance(way, Packed):
             lanes = "one lane" if tile.threads_per_row == 1 else f"{tile.threads_per_row} lanes"
-            return BY_WORDS.format(lanes=lanes, sorted=way.sorted)
+            text = BY_WORDS + f".{BY_GROUPS}" * (way.group > 1)
+            return text.format(lanes=lanes, sorted=way.sorted, bits=64 if way.wide else 32, group=way.group)
         text = {OneByOne: REPEATED, InWarp: BY_TEAM, SmallK: HELD, LargeK: DENSE}[type(way)]
         if isinstance(way, InWarp) and way.delegates > 1:
             text = BY_DELEGATES
@@ -88,7 +93,9 @@ def sections_of(plan: RowPlan) -> Iterator[tuple[str, str]]:
         yield "choose", "the largest key of all lanes, the first where several are equal; then it is masked"
     elif isinstance(way, Packed):
         yield "words", "a key's order above its column: the larger word is the one to choose"
-        yield "choose", "the best words, by Batcher's bitonic network"
+        if way.group > 1:
+            yield "groups", "the best of them, whose keys are left to choose from"
+        yield "choose", "the best words, by Batcher's networks: they are sorted, and merged"
     elif isinstance(way, InWarp):
         if plan.selection.limit:
             yield "groups", f"of a row, the best {plan.selection.limit.best}: the keys of others are masked"

@@ -21,9 +21,10 @@ from fusegen.emitting.selections.methods import opening
 from fusegen.emitting.selections.small_k import SmallKChoice, adds_up, told
 from fusegen.emitting.selections.streaming import StreamingChoice, of_key
 from fusegen.emitting.selections.warp import WarpChoice
+from fusegen.emitting.selections.words import WordsChoice
 from fusegen.language.types import DType, f32, i32
 from fusegen.planner.heading import WIDTH
-from fusegen.planner.model import Load, Reduction, RowPass, RowPlan, Store
+from fusegen.planner.model import Access, Load, Reduction, RowPass, RowPlan, Store
 from fusegen.planner.parts import used_by
 from fusegen.planner.selections.choosing import MOST_COMPARED_CANDIDATES
 from fusegen.planner.selections.picker import picker
@@ -37,7 +38,7 @@ KEYS: Mapping[DType, Mapping[str, str]] = {
 """What a key is, the masked one, the larger and the lesser of two; how one goes to a word of notes and back."""
 ROLLED = "#pragma unroll 1"
 CHOICES: Mapping[type[Way], type[Choice]] = {
-    OneByOne: WarpChoice, InWarp: WarpChoice, Packed: WarpChoice, Streaming: StreamingChoice, SmallK: SmallKChoice,
+    OneByOne: WarpChoice, InWarp: WarpChoice, Packed: WordsChoice, Streaming: StreamingChoice, SmallK: SmallKChoice,
     LargeK: LargeKChoice,
 }  # fmt: skip
 
@@ -48,10 +49,13 @@ class PickedPass:
 
     title: list[str]
     parts: list[Mapping[str, str]]
+    live: bool  # does a thread without a row skip it?
     names_column: bool
+    names_rank: bool
     body: list[str]
     results: list[str]
     behind: list[str]
+    together: list[Mapping[str, Any]]  # vectors of results, which a lane writes at the end
 
 
 class SelectionSpeller:
@@ -95,6 +99,7 @@ class SelectionSpeller:
             "own_bin": f"bins - 1 - threadIdx.x{' * own_bins - q' if many_bins else ''}",
             "most_compared": MOST_COMPARED_CANDIDATES,
             "picker": tuple(picker(chosen, plan.tile, plan.target.warp, adds_up(plan)).lines()),
+            "functions": f"parts/selections/picking{'_words' if chosen.packed else ''}.j2",
             "lanes": plan.target.spelling.lanes,
             "ballot": functions["ballot"][0],
             "popcount": functions["popcount"][0],
@@ -105,7 +110,12 @@ class SelectionSpeller:
             "names_columns": self.names_columns(),
             "pick_turns": -(-chosen.k // lanes),
             "none": choice.none("held" if chosen.by == "large_k" else "all", "i"),
-            "picks": {"warp": "picker.picks[at]", "small_k": "picker.picks"}.get(chosen.by, "picks"),
+            "picks": self.picks(),
+            "pick": self.pick(),
+            "is_chosen": self.is_chosen(),
+            "key_there": "key_of(entry)" if chosen.packed else f"entry ? key_of(entry) : {KEYS[chosen.dtype]['least']}",
+            "own_ranks": self.own_ranks(),
+            "ranks_end": self.ranks_end(),
         }
         return {
             **rows,
@@ -126,7 +136,33 @@ class SelectionSpeller:
     def rank(self) -> str:
         """A chosen column's place in the results; where a thread has one at most, it is the thread's."""
         lane, lanes = self.pickers()
-        return "rank" if self.selection.k > lanes else lane
+        return "rank" if self.own_ranks() > 1 or self.selection.k > lanes else lane
+
+    def own_ranks(self) -> int:
+        """Of a lane whose registers hold them, one after another; 0 where chosen columns lie in shared memory."""
+        way, k = self.selection.way, self.selection.k
+        return min(k, way.own(self.plan.tile.threads_per_row)) if isinstance(way, Packed) else 0
+
+    def ranks_end(self) -> bool:
+        """Has a lane ranks behind the last one, where registers hold them?"""
+        lanes = self.plan.tile.threads_per_row
+        return lanes > 1 and self.own_ranks() * lanes > self.selection.k
+
+    def is_chosen(self) -> str:
+        """Has a rank a column? Entries of keys that are words stay as they are, and those that are masked come last."""
+        if not self.selection.packed:
+            return "entry"
+        return "entry > least" if self.selection.bare else "entry > masked"
+
+    def pick(self) -> str:
+        """The entry of a rank."""
+        if own := self.own_ranks():
+            return f"picks[{'0' if own == 1 else 'r' if self.plan.tile.threads_per_row > 1 else 'rank'}]"
+        return f"{self.picks()}[{self.rank()}]"
+
+    def picks(self) -> str:
+        """Where the entries of the chosen columns are, by rank."""
+        return {"warp": "picker.picks[at]", "small_k": "picker.picks"}.get(self.selection.by, "picks")
 
     def pickers(self) -> tuple[str, int]:
         """What numbers the threads that share the chosen columns of a row, and how many there are. Of a cluster these
@@ -150,12 +186,16 @@ class SelectionSpeller:
         return PickedPass(
             title=textwrap.wrap(title, WIDTH, subsequent_indent="  "),
             parts=[self.reductions.part(r) for r in row_pass.reductions],
+            live=self.plan.lacks_rows
+            and not (self.plan.stands_in and all(s.access.mode == "vector" for s in row_pass.stores)),
+            names_rank=any(s.access.mode != "vector" for s in row_pass.stores) or self.ranks_end(),
             names_column=bool(row_pass.loads) or self.selection.columns in asked,
             body=element_lines(
                 row_pass, Element(self.gathered, self.write_at_rank, self.reductions.update), self.words
             ),
             results=[line for r in row_pass.reductions for line in self.picked_results(r)],
             behind=self.parts.passes.behind(row_pass),
+            together=[self.written_together(s.access) for s in row_pass.stores if s.access.mode == "vector"],
         )
 
     def gathered(self, load: Load) -> str:
@@ -166,7 +206,34 @@ class SelectionSpeller:
 
     def write_at_rank(self, store: Store) -> str:
         value = self.words.stored(store)
+        if store.access.mode == "vector":
+            number = "r" if self.plan.tile.threads_per_row > 1 else "rank"
+            vector, element = self.place_in_vectors(store.access, number)
+            return f"{store.access.name}_vec{vector}.at[{element}] = {value};"
         return f"{self.frame.pointer(store.access)}[{self.rank()}] = {value};"
+
+    def place_in_vectors(self, access: Access, number: str) -> tuple[str, str]:
+        """Which of a lane's vectors, and which of its elements."""
+        if self.own_ranks() == access.vector:
+            return "", number
+        return f"[{number} / {access.vector}]", f"{number} % {access.vector}"
+
+    def written_together(self, access: Access) -> Mapping[str, Any]:
+        """The vectors of a lane, and where each of them goes."""
+        self.words.functions.add("store")
+        self.frame.uses_vec = True
+        own, lanes, width = self.own_ranks(), self.plan.tile.threads_per_row, access.vector
+        many = own > width
+        first = " + ".join(filter(None, (f"lane * {own}" * (lanes > 1), f"q * {width}" * many))) or "0"
+        return {
+            "type": f"Vec<{self.words.ctype(access.dtype)}, {width}>",
+            "name": f"{access.name}_vec",
+            "count": own // width,
+            "many": many,
+            "ends": first if self.ranks_end() else "",
+            "store": f"store({self.frame.pointer(access)}{f' + {first}' if first != '0' else ''}, "
+                     f"{access.name}_vec{'[q]' * many});",
+        }  # fmt: skip
 
     def picked_results(self, r: Reduction) -> list[str]:
         clustered = self.plan.tile.cluster > 1

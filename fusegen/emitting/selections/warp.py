@@ -10,7 +10,7 @@ from fusegen.emitting.dialect import UNROLL
 from fusegen.emitting.selections.choice import Choice
 from fusegen.planner.selections.choosing import COMPARED_CANDIDATES
 from fusegen.planner.selections.small_k_cost import power_from
-from fusegen.planner.ways import InWarp, Packed
+from fusegen.planner.ways import InWarp
 
 
 class WarpChoice(Choice):
@@ -20,25 +20,7 @@ class WarpChoice(Choice):
         """None: templates ask for its body alone."""
 
     def said(self) -> Mapping[str, Any]:
-        if isinstance(self.selection.way, Packed):
-            return self.in_words(self.selection.way)
         return self.one_by_one() if self.selection.one_by_one else self.ranks()
-
-    def in_words(self, way: Packed) -> Mapping[str, Any]:
-        keys, guard = self.keys(), self.lanes_guard()
-        of_rows = guard == "live"  # then one test is for all of a lane's keys
-        return {
-            **keys,
-            "rows_guard": guard if of_rows else "",
-            "cols_guard": "" if of_rows else guard,
-            "words": -(-keys["elements"] // way.sorted) * way.sorted,
-            "word_partner": self.spelling.shuffle_xor.format(
-                f"words[{way.sorted - 1} - q]" if way.sorted > 1 else "words[0]",
-                "step" if self.plan.tile.threads_per_row > 2 else 1,
-            ),
-            "lanes_body": self.parts.elements.body(replace(self.last, reductions=(), stores=()), loads_first=True),
-            "meet": self.spelling.functions["meet"],
-        }
 
     def one_by_one(self) -> Mapping[str, Any]:
         chosen = self.selection
@@ -130,7 +112,7 @@ class WarpChoice(Choice):
 
     @property
     def makes_keys(self) -> bool:
-        return not self.selection.one_by_one and not self.selection.packed
+        return not self.selection.one_by_one
 
     @property
     def names_infinite(self) -> bool:

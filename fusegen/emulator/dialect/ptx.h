@@ -88,6 +88,9 @@ SIMT_INLINE float ptx_smaller(float a, float b) { return a < b || (a == b && __b
 SIMT_PTX_CHOICE(ptx_max_f32, ptx_max_NaN_f32, ptx_larger)
 SIMT_PTX_CHOICE(ptx_min_f32, ptx_min_NaN_f32, ptx_smaller)
 
+// Each byte is one of eight, or its sign in every bit.
+SIMT_INLINE void ptx_prmt_b32(u32& d, u32 a, u32 b, u32 selector) { d = __byte_perm(a, b, selector); }
+
 SIMT_INLINE void ptx_cvt_rna_tf32_f32(u32& d, float a) { d = nearest_tf32(__builtin_bit_cast(u32, a), false); }
 SIMT_INLINE void ptx_cvt_rn_tf32_f32(u32& d, float a) { d = nearest_tf32(__builtin_bit_cast(u32, a), true); }
 

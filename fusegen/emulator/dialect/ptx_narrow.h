@@ -68,4 +68,20 @@ SIMT_INLINE double short_bfloat(u16 a) { return static_cast<double>(bfloat_to_fl
 SIMT_PTX_FUSED_PAIR(ptx_fma_rn_f16x2, short_half, float_to_half)
 SIMT_PTX_FUSED_PAIR(ptx_fma_rn_bf16x2, short_bfloat, float_to_bfloat)
 
+// Of two numbers of 16 bits each.
+#define SIMT_PTX_LARGER_PAIR(name, wide)                                                                    \
+  SIMT_INLINE void name(u32& d, u32 a, u32 b) {                                                             \
+    u32 found = 0;                                                                                          \
+    for (int at = 0; at < 32; at += 16) {                                                                   \
+      const u16 x = static_cast<u16>(a >> at), y = static_cast<u16>(b >> at);                               \
+      const float p = wide(x), q = wide(y);                                                                 \
+      const bool none = __builtin_isnan(p) || __builtin_isnan(q);                                           \
+      const bool first = p > q || (p == q && !__builtin_signbit(p));                                        \
+      found |= static_cast<u32>(none ? 0x7fff : first ? x : y) << at;                                       \
+    }                                                                                                       \
+    d = found;                                                                                              \
+  }
+SIMT_PTX_LARGER_PAIR(ptx_max_NaN_f16x2, half_to_float)
+SIMT_PTX_LARGER_PAIR(ptx_max_NaN_bf16x2, bfloat_to_float)
+
 }  // namespace simt

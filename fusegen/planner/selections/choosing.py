@@ -55,17 +55,35 @@ ORDER_SLOTS = 6.0  # a key as an integer of its order
 TURN_ELEMENT_SLOTS = 6.0
 TURN_STEP_SLOTS = 4.0  # two shuffles, and the better of each
 TURN_PICK_SLOTS = 8.0
-# Where lanes have several delegates, or sort words:
+# Where lanes have several delegates:
 KEY_SLOTS = 10.0  # kept in shared memory, made a delegate, compared with the bar
-WORD_SLOTS = 14.0  # a key's order, with its column, as one word
 EXCHANGE_SLOTS = 3.0  # the larger and the lesser of two
 OWN_CANDIDATE_SLOTS = 20.0  # found among a lane's keys
 RANK_SLOTS = 14.0  # a candidate beside four others
-GROUP_KEY_SLOTS = 4.0  # the largest two of a vector, and whether its group is one of the best
+# Where keys are words with their columns. Fitted to those of 338 candidates of 25 routers (65536 x 8 to x 384, k = 1 to
+# 8; bf16, f16) that took up to 1.5 times as long as the best one of their shape, on an H200 (cold L2, medians of 24):
+# with 1.5 us added to all they predict 8 % amiss, and first choices take 2.5 % more than the best one in the mean, 14 %
+# at worst. Of f32, whose exchanges are six instructions and not two, WIDE_EXCHANGE_SLOTS to 58 of 12.
+PAIR_SLOTS = 1.4  # a key, of which two are one word
+GROUPED_SLOTS = 2.0  # kept in shared memory, made a delegate
+WORD_SLOTS = 1.0  # a key's order, with its column, as one word
+WORD_EXCHANGE_SLOTS = 1.77
+WIDE_EXCHANGE_SLOTS = 10.0
+OWN_PICK_SLOTS = 3.1  # one of the best in a lane's registers
+GROUP_KEY_SLOTS = GROUP_KEY_SLOTS = 4.0  # the largest two of a vector, and whether its group is one of the best
 GROUP_SLOTS = 5.0  # two groups compared, or a vector's largest among those of its group
 # ---- waiting of a block: cycles of an instruction, and microseconds
 ALONE_CYCLES = 2.8  # when its scheduler has no other warp; each one that it has adds a cycle
 NETWORK_CYCLES = 1.5  # the same of a network that sorts: several exchanges wait for none of each other
+WORD_CYCLES = 1.8  # and where it sorts words
+BLOCK_US = 0.00016  # a block more, of those that sort words: of an empty launch 0.00055, if nothing hides it
+# Of an SM's shared memory and L1 cache, which are one, what rows take on their way and where they are kept: beyond this
+# share of shared memory they wait for room. 65536 x 128, k = 2 in groups took 14.4 us by two lanes a row, without
+# groups 12.1, by four lanes 11.3. Where lanes have delegates, so do rows that are read by less than a line at a time:
+# 65536 x 128, k = 8, f32 took 28.0 us by four lanes a row and 21.8 by eight, x 256 34.5 by eight and by sixteen.
+IN_FLIGHT_SHARE = 0.62
+LINE_BYTES = 128
+CROWDED_EXPONENT = 0.81
 FIRST_LOAD_US = 0.2
 TURN_US = 0.3  # its loads were issued a turn before
 WARP_US = 0.15  # more of them for each warp that comes to the barriers
@@ -207,7 +225,9 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
     tile = work.tile
     choice = expected(selection, tile, graph.cols)
     thread = instructions(graph, work, selection, choice)
-    alone_cycles = NETWORK_CYCLES if selection.delegates > 1 or selection.packed else ALONE_CYCLES
+    alone_cycles = NETWORK_CYCLES if selection.delegates > 1 else ALONE_CYCLES
+    if selection.packed:
+        alone_cycles = WORD_CYCLES
     blocks = taken(target, work, moved, registers, thread, waits(work, selection), alone_cycles)
     again = read_again(target, graph, work, selection, choice, blocks.resident)
     memory_us = (moved.moved + again) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work, chosen=True))
@@ -218,9 +238,14 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
     if target.shared_per_sm > LITTLE_SHARED_BYTES and share_of_shared(target, work, blocks.resident) > ROOMY_SHARE:
         memory_us *= CROWDED_FACTOR
         waits_us *= CROWDED_FACTOR
+    launch_us = LAUNCH_US
+    if isinstance(selection.way, Packed):
+        launch_us += BLOCK_US * work.blocks
+    if selection.packed or (selection.delegates > 1 and side_by_side_bytes(work) < LINE_BYTES):
+        memory_us *= max(1.0, share_of_cache(target, work, blocks.resident) / IN_FLIGHT_SHARE) ** CROWDED_EXPONENT
     at_once = selection.streamed or tile.per_thread
     time_us = (
-        LAUNCH_US + overlapped((memory_us, blocks.issue_us, waits_us), OVERLAP_EXPONENT) + LAST_SHARE * blocks.own_us
+        launch_us + overlapped((memory_us, blocks.issue_us, waits_us), OVERLAP_EXPONENT) + LAST_SHARE * blocks.own_us
     )
     return cost_by(target, work, moved, registers, blocks, memory_us, time_us, at_once)
 
@@ -228,6 +253,21 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
 def share_of_shared(target: Target, work: Work, resident: int) -> float:
     """The part of an SM's shared memory that its blocks take."""
     return resident * (work.shared_bytes + BLOCK_BYTES) / target.shared_per_sm
+
+
+def side_by_side_bytes(work: Work) -> int:
+    """That the lanes of a row read at a time."""
+    tile = work.tile
+    widths = (tile.threads_per_row * tile.vector * a.dtype.bytes for a in work.accesses if a.strided)
+    return min(widths, default=LINE_BYTES)
+
+
+def share_of_cache(target: Target, work: Work, resident: int) -> float:
+    """What the rows of an SM's blocks take of its shared memory, where they are kept, and on their way of the L1 cache:
+    both are one memory."""
+    tile = work.tile
+    arriving = tile.threads * tile.per_thread * tile.vector * sum(a.dtype.bytes for a in work.accesses if a.strided)
+    return resident * (work.shared_bytes + arriving) / target.shared_per_sm
 
 
 def read_again(target: Target, graph: Graph, work: Work, selection: Selection, choice: Choice, resident: int) -> float:
@@ -305,12 +345,40 @@ def ranked(tile: Tile, choice: Choice) -> float:
 
 
 def of_words(way: Packed, k: int, tile: Tile) -> float:
-    """Instructions of one thread that sort its words, merge them with other lanes', and put the best down."""
-    best, turns = way.sorted, -(-tile.per_thread * tile.vector // way.sorted)
-    depth, steps = best.bit_length() - 1, tile.threads_per_row.bit_length() - 1
-    exchanges = turns * best / 2 * depth * (depth + 1) / 2 + (turns - 1 + steps) * best / 2 * depth
-    larger = (turns - 1) * best + steps * 2 * best
-    return WORD_SLOTS * tile.per_thread * tile.vector + EXCHANGE_SLOTS * exchanges + larger + 3 * k
+    """Instructions of one thread that make words of its keys, sort them, and merge the best with other lanes'."""
+    keys, lanes = tile.per_thread * tile.vector, tile.threads_per_row
+    found = PAIR_SLOTS * keys
+    if way.group > 1:
+        found += GROUPED_SLOTS * keys + sorting(way, keys / way.group) + merging(way, lanes)
+        keys = way.own(lanes) * way.group
+    found += WORD_SLOTS * keys + sorting(way, keys) + merging(way, lanes)
+    return found + OWN_PICK_SLOTS * min(k, way.own(lanes))
+
+
+def sorting(way: Packed, words: float) -> float:
+    """So many words at a time, of which the best stay (Batcher's odd-even merge sort, and a bitonic merge)."""
+    best, depth, turns = way.sorted, way.sorted.bit_length() - 1, math.ceil(words / way.sorted)
+    exchanges = best / 4 * depth * (depth - 1) + best - 1
+    return turns * exchange_slots(way) * exchanges + (turns - 1) * merging_once(way, best)
+
+
+def merging(way: Packed, lanes: int) -> float:
+    """The best of all lanes: a shuffle for each of a lane's, but where it keeps a half."""
+    if lanes == 1:
+        return 0.0
+    steps = lanes.bit_length() - 1
+    parted = way.sorted + lanes / 2 + merging_once(way, way.sorted // 2) if way.parted(lanes) else 0.0
+    whole = steps - 1 if way.parted(lanes) else steps
+    whole_words = way.sorted * (2 if way.wide else 1)
+    return whole * (whole_words + merging_once(way, way.sorted)) + parted
+
+
+def merging_once(way: Packed, best: int) -> float:
+    return (3 if way.wide else 1) * best + exchange_slots(way) * best / 2 * max(0, best.bit_length() - 1)
+
+
+def exchange_slots(way: Packed) -> float:
+    return WIDE_EXCHANGE_SLOTS if way.wide else WORD_EXCHANGE_SLOTS
 
 
 def waits(work: Work, selection: Selection) -> float:

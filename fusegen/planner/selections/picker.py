@@ -12,6 +12,7 @@ from fusegen.planner.structs import Count, Member, Struct, member
 from fusegen.planner.ways import InWarp, LargeK, OneByOne, Packed, SmallK, Streaming
 
 BINS = "of each bin its candidates, then those above it"
+ROW_GAP_WORDS = 4  # behind a row, for each of its lanes
 SAID = "by warp: the order that enough keys reach, and the largest"
 KEY_TYPES: Mapping[DType, str] = {f32: "float", i32: "int"}
 
@@ -25,10 +26,20 @@ def picker(selection: Selection, tile: Tile, warp: int, adds_up: bool = False) -
         return of_large_k(way, tile, adds_up)
     if isinstance(way, Streaming):
         return Struct("Picker", tuple(of_streaming(way, tile, warp)))
+    if isinstance(way, Packed):
+        return Struct("Picker", tuple(of_words(way, tile)))
     return Struct("Picker", tuple(of_warp(selection, way, tile)))
 
 
-def of_warp(selection: Selection, way: OneByOne | InWarp | Packed, tile: Tile) -> Iterator[Member]:
+def of_words(way: Packed, tile: Tile) -> Iterator[Member]:
+    """Nothing where registers hold all; the rows' pairs of keys, whose groups are found by place. The lanes of a row
+    write 16 bytes each, and rows lie as far apart as takes those of a warp to banks of their own."""
+    if way.group > 1:
+        words = (tile.per_thread * tile.vector // 2 + ROW_GAP_WORDS) * tile.threads_per_row
+        yield member("unsigned", "of keys, each row's from its end on", pairs=(tile.rows_per_block, words))
+
+
+def of_warp(selection: Selection, way: OneByOne | InWarp, tile: Tile) -> Iterator[Member]:
     rows = tile.rows_per_block
     if isinstance(way, InWarp):
         yield member(KEY_TYPES[selection.dtype], "of each thread", keys=(tile.per_thread * tile.vector, tile.threads))
@@ -40,8 +51,7 @@ def of_warp(selection: Selection, way: OneByOne | InWarp | Packed, tile: Tile) -
         )
         yield member("Entry", "the order of each group's score, and its place", scores=(rows, limit.groups))
         yield member("int", "is it one of the best?", in_best=(rows, limit.groups))
-    entry = "unsigned" if isinstance(way, Packed) else "Entry"
-    yield member(entry, "what is chosen, the best first", picks=(rows, selection.k))
+    yield member("Entry", "what is chosen, the best first", picks=(rows, selection.k))
 
 
 def of_streaming(way: Streaming, tile: Tile, warp: int) -> Iterator[Member]:

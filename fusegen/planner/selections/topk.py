@@ -18,15 +18,15 @@ docs/measurements.md, "Top-k by a threshold".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fusegen.language.graph import CASTS, Extent, Graph, Kind, Node, behind
 from fusegen.language.nodes import GroupLimit
-from fusegen.language.types import bf16, f16, f32, i32
+from fusegen.language.types import DType, bf16, f16, f32, i32
 from fusegen.planner.matching import NoMatch, need_countable, need_selection
-from fusegen.planner.model import Layout, Plan, RowPlan, Selection, Tile
-from fusegen.planner.pieces import row_threads_text, vector_widths, words_of
+from fusegen.planner.model import Access, Layout, Plan, RowPlan, Selection, Tile
+from fusegen.planner.pieces import VECTOR_BYTES, row_threads_text, vector_widths, words_of
 from fusegen.planner.rows.assembly import Choosing, Draft, assemble, row_draft
 from fusegen.planner.rows.duration import resident_blocks
 from fusegen.planner.selections.choosing import (
@@ -59,7 +59,16 @@ WARP_ELEMENTS = 32  # of a row in one lane's registers, where a warp has it,
 PART_WARP_ELEMENTS = 16
 DELEGATES_ELEMENTS = 32  # the same where lanes have several delegates
 FEWEST_WARPS = 2  # of a scheduler: one loads while another chooses
+# 65536 x 64, k = 8, f32 took 22.6 us by two lanes a row, 17.2 by four; x 32, k = 4 15.2 and 11.3
+FEWEST_DELEGATES_LANES = 4
 PACKED_ELEMENTS = 64  # the same where a key is one word with its column
+WIDE_ELEMENTS = 32  # the same of two words
+GROUP = 4  # such keys that share a delegate
+# Of a lane, where they do. Rows that wait in shared memory leave no room for others on their way: 65536 x 256, k = 6
+# took 25.5 us by four lanes a row, and 20.4 without groups
+GROUPED_ELEMENTS = 32
+PACKED_THREADS = (128, 256)  # of a block,
+GROUPED_THREADS = (128, 512)  # where they have delegates
 MOST_DELEGATES = 16  # of a lane, in registers beside its keys
 WARP_PICKS = 32
 TURN_LANES = 8
@@ -72,6 +81,10 @@ LIKELY_SHARE = 0.7
 # k = 100, f32 took 35.9 us and not 45.0, bf16 39.3 and 59.5; 8192 x 4096, k = 50, bf16 35.2 and 42.1; 16384 x 2000,
 # k = 20, f32 50.9 and 58.4; 32768 x 512, k = 64, bf16 121 and 335, where two warps of four had nothing to choose from.
 NARROW_ELEMENTS = {32: 32, 64: 64}
+TEMPLATES: Mapping[type[Way], str] = {
+    OneByOne: "topk_warp.cu.j2", InWarp: "topk_warp.cu.j2", Packed: "topk_words.cu.j2",
+    Streaming: "topk_streaming.cu.j2",
+}  # fmt: skip
 BLOCK_THREADS = (128, 256, 512, 1024)
 TURN_VECTORS = (2, 4, 8)
 TURN_ELEMENTS = 32  # of a thread: they wait in registers
@@ -134,24 +147,57 @@ def packed(draft: Draft) -> Iterator[Plan]:
     """A few lanes for each row, or one, whose keys have room for their columns in one word."""
     graph, target = draft.graph, draft.target
     assert graph.selection is not None
-    if spare_bits(graph, graph.selection.inputs[0]) < max(1, (graph.cols - 1).bit_length()):
-        return
-    planned = picking(graph, draft.accesses, "values")
+    stored = stored_of(graph, graph.selection.inputs[0])
     best = power_from(graph.picks)
+    if not stored or best > MOST_DELEGATES:
+        return
+    most = WIDE_ELEMENTS if stored is f32 else PACKED_ELEMENTS
     lanes = 1
-    while best <= MOST_DELEGATES and lanes <= target.warp and draft.vectors > lanes // 2:
+    while lanes <= target.warp and draft.vectors > lanes // 2:
         per_thread = -(-draft.vectors // lanes)
-        if best <= per_thread * draft.vector <= PACKED_ELEMENTS:
-            tile = Tile(WARP_BLOCK_THREADS, lanes, WARP_BLOCK_THREADS // lanes, draft.vector, per_thread)
-            yield candidate(draft, planned, tile, selection_of(planned, graph.picks, Packed(best)))
+        elements = per_thread * draft.vector
+        ways = [(Packed(best, stored), threads) for threads in PACKED_THREADS] * (best <= elements <= most)
+        if by_groups(draft, lanes, best) and f"larger_pair_{stored.name}" in target.spelling.functions:
+            ways += [(Packed(best, stored, GROUP), threads) for threads in GROUPED_THREADS]
+        for way, threads in ways:
+            tile = Tile(threads, lanes, threads // lanes, draft.vector, per_thread)
+            written = written_together(draft, way.own(lanes))
+            planned = picking(graph, written.accesses, "values")
+            chosen = selection_of(planned, graph.picks, way)
+            if fits(chosen, tile, target):
+                yield candidate(written, planned, tile, chosen)
         lanes *= 2
 
 
-def spare_bits(graph: Graph, key: Node) -> int:
-    """Low bits of an f32 key that are 0 in every number: it was stored, or is rounded, as f16 or bf16."""
+def written_together(draft: Draft, own: int) -> Draft:
+    """Of the chosen columns a lane has so many in its registers, one rank after another: where rows of what is written
+    of them start aligned, they are written as vectors."""
+    graph = draft.graph
+    width = math.gcd(graph.picks, own)
+    picked = {t.name for t in graph.outputs if t.node in graph.picked}
+    loose = draft.layout.unaligned | draft.layout.apart
+
+    def together(access: Access) -> Access:
+        if width == 1 or not access.output or access.tensor not in picked - loose or not access.by_column:
+            return access
+        return replace(access, mode="vector", vector=width, vector_bytes=min(VECTOR_BYTES, width * access.dtype.bytes))
+
+    return replace(draft, accesses=tuple(map(together, draft.accesses)))
+
+
+def by_groups(draft: Draft, lanes: int, best: int) -> bool:
+    """May the best groups be found first? A vector is two of them, and each lane takes some of the best."""
+    vector, cols = draft.vector, draft.graph.cols
+    whole = vector == 2 * GROUP and cols % (vector * lanes) == 0
+    return whole and 2 <= lanes <= best < cols // GROUP and cols // lanes <= GROUPED_ELEMENTS
+
+
+def stored_of(graph: Graph, key: Node) -> DType | None:
+    """The type of 16 bits that a key was stored, or is rounded, as: it has every number that the key may be. Else f32;
+    None for whole numbers."""
     tensor = graph.tensor_of.get(key)
     stored = tensor.dtype if tensor else CASTS.get(key.op.name)
-    return {bf16: 16, f16: 13}.get(stored, 0) if stored else 0
+    return stored if stored in (f16, bf16) else f32 if key.dtype is f32 else None
 
 
 def by_warp(draft: Draft) -> Iterator[Plan]:
@@ -177,7 +223,7 @@ def by_delegates(draft: Draft) -> Iterator[Plan]:
     """A few lanes for each row, of which each has several delegates."""
     graph, target = draft.graph, draft.target
     planned = picking(graph, draft.accesses, "values")
-    lanes = 2
+    lanes = 2 if planned.limit else FEWEST_DELEGATES_LANES
     while lanes <= target.warp:
         per_thread = -(-draft.vectors // lanes)
         elements = per_thread * draft.vector
@@ -351,7 +397,7 @@ def candidate(draft: Draft, planned: Picking, tile: Tile, chosen: Selection) -> 
         regime=f"{row_threads_text(tile, target)}; {choosing_text(chosen, tile, graph.cols)}",
         staging="registers" if by_warp else "stream",
         choosing=Choosing(
-            template="topk_warp.cu.j2" if by_warp else "topk_streaming.cu.j2",
+            template=TEMPLATES[type(chosen.way)],
             selection=chosen,
             shared_bytes=picker(chosen, tile, target.warp).bytes,
             duration=lambda work, moved: duration_of(target, graph, work, chosen, moved, registers),
@@ -362,7 +408,7 @@ def candidate(draft: Draft, planned: Picking, tile: Tile, chosen: Selection) -> 
 def registers_of(chosen: Selection, tile: Tile) -> int:
     """NVRTC took 31, 39 and 56 for warps with 8, 16 and 32 elements a lane; hiprtc 61 to 85 for thresholds."""
     if isinstance(chosen.way, Packed):
-        return 32 + tile.per_thread * tile.vector + chosen.way.sorted
+        return 24 + tile.per_thread * tile.vector // 2 + 2 * chosen.way.sorted
     if isinstance(chosen.way, InWarp) and chosen.way.delegates > 1:
         return 24 + tile.per_thread * tile.vector + chosen.way.delegates
     if not isinstance(chosen.way, Streaming):
@@ -376,6 +422,7 @@ def choosing_text(chosen: Selection, tile: Tile, cols: int) -> str:
         how = "one after another" if chosen.one_by_one else "by rank"
         if isinstance(chosen.way, Packed):
             how = f"by a network, {chosen.way.sorted} at a time"
+            how += f", of the best groups of {chosen.way.group}" * (chosen.way.group > 1)
         if isinstance(chosen.way, InWarp) and chosen.way.delegates > 1:
             how += f" behind {chosen.way.delegates} delegates a lane"
         return f"{chosen.key} in registers, the best {chosen.k} {how}"

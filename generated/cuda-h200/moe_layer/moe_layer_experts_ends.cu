@@ -1,6 +1,6 @@
-// moe_layer_experts_ends: 2 steps in one launch, one after another, by a cluster of 8 blocks of 128 threads
+// moe_layer_experts_ends: 2 steps in one launch, one after another, by a cluster of 8 blocks of 256 threads
 //
-// because  one launch is expected to take 6.4 us: steps this short are mostly launches
+// because  one launch is expected to take 6.0 us: steps this short are mostly launches
 // launch   begins while the kernels before it run, and waits for them before all else; lets the next
 //          one begin once all its blocks run
 //
@@ -9,8 +9,7 @@
 //
 //    target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
 //    selects  4 of 64 columns a row by matmul, largest first; NaN before all, ties by column, -inf never
-//    tile     4 threads a row, 32 rows a block; matmul in registers, the best 4 by rank behind 4 delegates
-//             a lane
+//    tile     8 threads a row, 32 rows a block; matmul in registers, the best 4 by a network, 4 at a time
 //    traffic  73728 B moved, 73728 B ideal, 81920 B unfused in 2 launches
 //    floor    0.0 us at 4.8 TB/s; memory-bound at 0.38 flop/B
 //    needs    rows of 64 elements, next to each other; matmul: address and strides in multiples of 16 B
@@ -20,27 +19,10 @@
 //
 //    target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
 //    views    experts_part is experts as [4 * T]
-//    tile     counting sort of 1024 slots by 64 groups in one block of 4 warps, 256 slots each
+//    tile     counting sort of 1024 slots by 64 groups in one block of 8 warps, 128 slots each
 //    traffic  12544 B moved, 12544 B ideal, 12544 B unfused in 1 launch
 //    floor    0.0 us at 4.8 TB/s; instruction-bound at 0.00 flop/B
 //    needs    rows of 1024 elements, next to each other
-
-// one bit a lane, the lowest for the first
-typedef unsigned Lanes;
-
-// the lanes of the warp that say so
-__device__ __forceinline__ Lanes vote(bool says) {
-  return __ballot_sync(0xffffffffu, says);
-}
-
-__device__ __forceinline__ int count(Lanes lanes) {
-  return __popc(lanes);
-}
-
-// what the warp's threads wrote to shared memory can be read by all of them
-__device__ __forceinline__ void meet() {
-  __syncwarp();
-}
 
 namespace step_a {  // experts
 
@@ -84,112 +66,122 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// the largest value over the 4 threads of a row, in every one of them
+// the largest value over the 8 threads of a row, in every one of them
 __device__ __forceinline__ float row_max(float v) {
   #pragma unroll
-  for (int step = 2; step > 0; step /= 2) {
+  for (int step = 4; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 4 threads of a row, in every one of them
+// the sum over the 8 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
-  for (int step = 2; step > 0; step /= 2) {
+  for (int step = 4; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
 }
 
-// a candidate as one number: of two, the larger is the one to choose. Its upper bits are the order of its key, an integer
-// that grows with the key; its lower bits are the column, counted from the row's end, for ties go to lower columns. 0 is none
+// a candidate as one number: of two, the larger is the one to choose. Its upper half is the order of its key, an integer
+// that grows with the key; its lower half is the column, counted from the row's end, for ties go to lower columns
 typedef unsigned long long Entry;
-constexpr int column_bits = 6;
-constexpr Entry last_column = (Entry(1) << column_bits) - 1;
-constexpr unsigned top_bit = 0x80000000u;
-constexpr unsigned masked = 0x007fffffu;  // the order of -inf, which is never chosen
-constexpr unsigned infinite = 0xff800000u;  // the order of inf, the highest threshold, above which is NaN alone
+constexpr int last_place = 63;  // the first column's
+constexpr Entry masked = 0x007fffffffffffffull;  // no entry of -inf is larger: it is never chosen
 
-// as in radix sorts: of positive floats the top bit is set, of negative ones every bit is flipped. NaN is above all
-// numbers, and -0 is 0
+// of positive floats the top bit is set, of negative ones every bit is flipped. NaN is above all numbers, and -0 is 0
 __device__ __forceinline__ unsigned order_of(float key) {
   const unsigned bits = __float_as_uint(key + 0.0f);
   if (key != key) return 0xffffffffu;
-  return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | top_bit);
-}
-
-// the key of that order
-__device__ __forceinline__ float key_at(unsigned order) {
-  return __uint_as_float(order & top_bit ? order ^ top_bit : ~order);
-}
-
-__device__ __forceinline__ Entry entry_of(float key, int col) {
-  return static_cast<Entry>(order_of(key)) << column_bits | (last_column - col);
+  return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);
 }
 
 __device__ __forceinline__ float key_of(Entry entry) {
-  return key_at(static_cast<unsigned>(entry >> column_bits));
+  const unsigned order = static_cast<unsigned>(entry >> 32);
+  return __uint_as_float(order & 0x80000000u ? order ^ 0x80000000u : ~order);
 }
 
 __device__ __forceinline__ int column_of(Entry entry) {
-  return static_cast<int>(last_column - (entry & last_column));
+  return last_place - static_cast<int>(entry & 0xffffffffu);
 }
 
-// the larger of two comes first; NaN is above all numbers
-__device__ __forceinline__ void exchange(float& a, float& b) {
-  const float less = fminf(a, b);
-  a = larger(a, b);
+// the larger of two comes first
+__device__ __forceinline__ void exchange(Entry& a, Entry& b) {
+  const Entry less = min(a, b);
+  a = max(a, b);
   b = less;
 }
 
-// 4 delegates that fall and then rise, in order: the largest first
-__device__ __forceinline__ void merge_delegates(float (&delegates)[4]) {
+// 4 entries in order, the largest first: Batcher's odd-even merge sort
+__device__ __forceinline__ void sort_entries(Entry (&entries)[4]) {
   #pragma unroll
-  for (int step = 2; step > 0; step /= 2) {
+  for (int run = 1; run < 4; run *= 2) {
     #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      if (!(q & step)) exchange(delegates[q], delegates[q + step]);
-    }
-  }
-}
-
-// a lane's delegates in order, the largest first: Batcher's bitonic network
-__device__ __forceinline__ void sort_delegates(float (&delegates)[4]) {
-  #pragma unroll
-  for (int size = 2; size <= 4; size *= 2) {
-    #pragma unroll
-    for (int step = size / 2; step > 0; step /= 2) {
+    for (int step = run; step > 0; step /= 2) {
       #pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        if (q & step) continue;
-        if (q & size) {
-          exchange(delegates[q + step], delegates[q]);
-        } else {
-          exchange(delegates[q], delegates[q + step]);
-        }
+      for (int q = step % run; q + step < 4; ++q) {
+        const bool upper = (q - step % run) / step % 2;  // the partner of one before it
+        const bool apart = q / (2 * run) != (q + step) / (2 * run);  // they are of two runs
+        if (!upper && !apart) exchange(entries[q], entries[q + step]);
       }
     }
   }
 }
 
-// the sum of v over this lane of the row's and those below it
-__device__ __forceinline__ unsigned lanes_sum_below(unsigned v) {
+// N entries that fall and then rise, or the other way round, in order: the largest first
+template <int N>
+__device__ __forceinline__ void order_entries(Entry (&entries)[N]) {
   #pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    const unsigned other = __shfl_up_sync(0xffffffffu, v, step);
-    if (threadIdx.x % 4 >= step) v += other;
+  for (int step = N / 2; step > 0; step /= 2) {
+    #pragma unroll
+    for (int q = 0; q < N; ++q) {
+      if (!(q & step)) exchange(entries[q], entries[q + step]);
+    }
   }
-  return v;
 }
 
-// what the threads of a block share: of 32 rows
-struct alignas(16) Picker {
-  float keys[16][128];  // of each thread
-  Entry candidates[32][36];
-  Entry picks[32][4];  // what is chosen, the best first
-};
-static_assert(sizeof(Picker) <= 18432, "the launch's shared memory");
+// the best of two sorted lists
+__device__ __forceinline__ void merge_best(Entry (&best)[4], const Entry (&others)[4]) {
+  #pragma unroll
+  for (int q = 0; q < 4; ++q) best[q] = max(best[q], others[3 - q]);
+  order_entries(best);
+}
+
+// the best of N keys, the largest first: 4 of them at a time are sorted
+template <int N>
+__device__ __forceinline__ void best_of(
+    Entry (&best)[4], const unsigned (&orders)[N], const unsigned (&spots)[N]) {
+  #pragma unroll
+  for (int from = 0; from < N; from += 4) {
+    Entry next[4];
+    #pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      next[q] = 0;
+      if (from + q < N) next[q] = static_cast<Entry>(orders[from + q]) << 32 | spots[from + q];
+    }
+    sort_entries(next);
+    if (from) {
+      merge_best(best, next);
+    } else {
+      #pragma unroll
+      for (int q = 0; q < 4; ++q) best[q] = next[q];
+    }
+  }
+}
+
+// the best of this lane and of the one that differs from it in the bits of step
+__device__ __forceinline__ void merge_lanes(Entry (&best)[4], int step) {
+  Entry others[4];
+  #pragma unroll
+  for (int q = 0; q < 4; ++q) others[q] = __shfl_xor_sync(0xffffffffu, best[q], step);
+  merge_best(best, others);
+}
+
+// by value: of elements of an array that are read in branches some compilers make one that is read by its number
+__device__ __forceinline__ Entry either(bool first, Entry a, Entry b) {
+  return first ? a : b;
+}
 
 // what the step's block of that number does
 __device__ __forceinline__ void part_a(
@@ -202,125 +194,63 @@ __device__ __forceinline__ void part_a(
     long long experts_stride,
     long long softmax_stride)
 {
-  constexpr int row_threads = 4;
+  constexpr int row_threads = 8;
   constexpr int block_rows = 32;  // that a block takes
-  const int lane = threadIdx.x % row_threads;  // of the 4 threads that share a row
-  extern __shared__ __align__(16) unsigned char shared[];
-  Picker& picker = *reinterpret_cast<Picker*>(shared);
-  const long long row = static_cast<long long>(block) * block_rows + threadIdx.x / row_threads;
-  const bool live = row < rows;
+  const int lane = threadIdx.x % row_threads;  // of the 8 threads that share a row
+  const long long own_row = static_cast<long long>(block) * block_rows + threadIdx.x / row_threads;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const float* const matmul_row = matmul_ptr + row * matmul_stride;
   int* const experts_row = experts_ptr + row * experts_stride;
   float* const softmax_row = softmax_ptr + row * softmax_stride;
-  Vec<float, 4> matmul_vec[4];
+  Vec<float, 4> matmul_vec[2];
 
   // pass 1 of 2: read matmul; keep matmul
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
+  for (int v = 0; v < 2; ++v) {
     const int col = (v * row_threads + lane) * 4;
-    if (live) {
-      matmul_vec[v] = load<4>(matmul_row + col);
-    }
+    matmul_vec[v] = load<4>(matmul_row + col);
   }
 
-  // ---- bar
-  // a lane's 4 delegates are the largest of every 4th of its keys; the 4 best of a row make a bar, which 4 keys
-  // reach and few more do
-  const int at = threadIdx.x / 4;  // the row's place in the block
-  float keys[4][4];
-  float delegates[4];
+  // ---- words
+  // a lane's keys
+  float keys[8];
   #pragma unroll
-  for (int q = 0; q < 4; ++q) delegates[q] = -INFINITY;
-  #pragma unroll
-  for (int v = 0; v < 4; ++v) {
+  for (int v = 0; v < 2; ++v) {
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      keys[v][j] = -INFINITY;
-      if (live) {
-        const float matmul = matmul_vec[v].at[j];
-        keys[v][j] = matmul;
-      }
-      delegates[(v * 4 + j) % 4] = larger(delegates[(v * 4 + j) % 4], keys[v][j]);
-      picker.keys[v * 4 + j][threadIdx.x] = keys[v][j];  // registers have no addresses, these have
+      const float matmul = matmul_vec[v].at[j];
+      keys[v * 4 + j] = matmul;
     }
   }
-  sort_delegates(delegates);
-  #pragma unroll
-  for (int step = 1; step < 4; step *= 2) {  // the best 4 of both lanes
-    float beyond_lane[4];
-    #pragma unroll
-    for (int q = 0; q < 4; ++q) beyond_lane[q] = __shfl_xor_sync(0xffffffffu, delegates[3 - q], step);
-    #pragma unroll
-    for (int q = 0; q < 4; ++q) delegates[q] = larger(delegates[q], beyond_lane[q]);
-    merge_delegates(delegates);
-  }
-  const unsigned order = order_of(delegates[3]);
-  const float bar = key_at(order < infinite ? order > masked ? order : masked + 1 : infinite);
 
-  // ---- collect
-  // the keys that reach the bar are candidates
-  unsigned passing = 0;  // a bit for each of the lane's keys that do
+  // ---- choose
+  constexpr int first_place = 35, row_step = 32;  // of the first lane, and of vectors that follow
+  // a lane's best; then those of all lanes
+  unsigned orders[8], spots[8];  // of the first lane's columns
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    #pragma unroll
-    for (int j = 0; j < 4; ++j) passing |= static_cast<unsigned>(!(keys[v][j] < bar)) << (v * 4 + j);
+  for (int q = 0; q < 8; ++q) {
+    orders[q] = order_of(keys[q]);
+    spots[q] = first_place - (q / 4 * row_step + q % 4);
   }
-  const unsigned upto = lanes_sum_below(static_cast<unsigned>(count(passing)));
-  const unsigned all = __shfl_sync(0xffffffffu, upto, 3, 4);
-
-  // ---- rank
-  if (vote(all > 32)) {  // ties: the best one is found 4 times, each time below the last one
-    Entry last = ~Entry(0);
-    #pragma unroll 1
-    for (int r = 0; r < 4; ++r) {
-      Entry best_entry = 0;
-      #pragma unroll 1
-      for (int i = 0; i < 16; ++i) {
-        const int own_col = (i / 4 * 4 + lane) * 4 + i % 4;
-        const float key = picker.keys[i][threadIdx.x];
-        const Entry entry = entry_of(key, own_col);
-        if (!(key <= -INFINITY) && entry < last && entry > best_entry) best_entry = entry;
-      }
-      #pragma unroll
-      for (int step = 2; step > 0; step /= 2) {
-        const Entry other = __shfl_xor_sync(0xffffffffu, best_entry, step);
-        best_entry = best_entry > other ? best_entry : other;
-      }
-      if (lane == 0) picker.picks[at][r] = best_entry;
-      last = best_entry;
-    }
-  } else {  // each candidate's rank is the number of those that are larger
-    #pragma unroll 1
-    for (unsigned place = upto - count(passing); passing; ++place) {
-      const int i = 31 - __clz(static_cast<int>(passing & (0u - passing)));  // the lowest bit that is set
-      const int own_col = (i / 4 * 4 + lane) * 4 + i % 4;
-      passing &= passing - 1;
-      picker.candidates[at][place] = entry_of(picker.keys[i][threadIdx.x], own_col);
-    }
-    if (lane < 4) picker.candidates[at][all + lane] = 0;  // as many as are compared at a time
-    meet();
-    #pragma unroll 1
-    for (unsigned i = lane; i < all; i += 4) {
-      const Entry entry = picker.candidates[at][i];
-      unsigned rank = 0;
-      #pragma unroll 1
-      for (unsigned other = 0; other < all; other += 4) {
-        #pragma unroll
-        for (int q = 0; q < 4; ++q) rank += picker.candidates[at][other + q] > entry;
-      }
-      if (rank < 4) picker.picks[at][rank] = entry;
-    }
-    for (unsigned i = all + lane; i < 4; i += 4) picker.picks[at][i] = 0;
-  }
-  meet();
+  Entry best[4];
+  best_of(best, orders, spots);
+  #pragma unroll
+  for (int q = 0; q < 4; ++q) best[q] += (7 - lane) * 4;
+  #pragma unroll
+  for (int step = 1; step < 8; step *= 2) merge_lanes(best, step);
+  Entry picks[1] = {best[0]};  // of the row's best, that of this lane
+  picks[0] = either(lane == 1, best[1], picks[0]);
+  picks[0] = either(lane == 2, best[2], picks[0]);
+  picks[0] = either(lane == 3, best[3], picks[0]);
 
   // ---- write
   // the 4 chosen, pass 1 of 3 over them: top = max(best_); write experts
   float top_part = -INFINITY;
   if (live && lane < 4) {
-    const Entry entry = picker.picks[at][lane];
-    const int experts = entry ? column_of(entry) : -1;
-    const float best_ = entry ? key_of(entry) : -INFINITY;
+    const Entry entry = picks[0];
+    const int experts = entry > masked ? column_of(entry) : -1;
+    const float best_ = key_of(entry);
     top_part = larger(top_part, best_);
     experts_row[lane] = experts;
   }
@@ -331,8 +261,8 @@ __device__ __forceinline__ void part_a(
   // the 4 chosen, pass 2 of 3 over them: sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
   if (live && lane < 4) {
-    const Entry entry = picker.picks[at][lane];
-    const float best_ = entry ? key_of(entry) : -INFINITY;
+    const Entry entry = picks[0];
+    const float best_ = key_of(entry);
     const float best_minus_pivot = best_ - pivot;
     const float e = exponential(best_minus_pivot);
     sum_of_exps_part += e;
@@ -344,8 +274,8 @@ __device__ __forceinline__ void part_a(
 
   // the 4 chosen, pass 3 of 3 over them: write softmax
   if (live && lane < 4) {
-    const Entry entry = picker.picks[at][lane];
-    const float best_ = entry ? key_of(entry) : -INFINITY;
+    const Entry entry = picks[0];
+    const float best_ = key_of(entry);
     const float best_minus_pivot = best_ - pivot;
     const float e = exponential(best_minus_pivot);
     const float softmax = e * inverse_sum;
@@ -360,9 +290,21 @@ namespace step_b {  // ends
 constexpr int groups = 64;
 constexpr int no_group = groups;  // of a slot whose id is none of theirs
 constexpr int no_slot = groups + 1;  // of a lane without one
-constexpr int threads = 128;
-constexpr int warps = 4;
-constexpr int batch = 8;  // slots of a lane whose groups are read together
+constexpr int threads = 256;
+constexpr int warps = 8;
+constexpr int batch = 4;  // slots of a lane whose groups are read together
+
+// one bit a lane, the lowest for the first
+typedef unsigned Lanes;
+
+// the lanes of the warp that say so
+__device__ __forceinline__ Lanes vote(bool says) {
+  return __ballot_sync(0xffffffffu, says);
+}
+
+__device__ __forceinline__ int count(Lanes lanes) {
+  return __popc(lanes);
+}
 
 // the lanes of the warp whose slots are of this lane's group: those whose numbers have the same bits
 __device__ __forceinline__ Lanes of_same(int group) {
@@ -374,6 +316,11 @@ __device__ __forceinline__ Lanes of_same(int group) {
     same &= set ? says : ~says;
   }
   return same;
+}
+
+// what the warp's threads wrote to shared memory can be read by all of them
+__device__ __forceinline__ void meet() {
+  __syncwarp();
 }
 
 // v of the lane so many before this one
@@ -408,7 +355,7 @@ __device__ __forceinline__ void part_b(
   // pass 1: each warp counts its own slots of each group
   int named[batch];
   #pragma unroll
-  for (int i = 0; i < 8; ++i) named[i] = group_of(experts_part_ptr, first_slot + i * 32);
+  for (int i = 0; i < 4; ++i) named[i] = group_of(experts_part_ptr, first_slot + i * 32);
   #pragma unroll
   for (int i = 0; i < batch; ++i) {
     if (named[i] != no_slot) atomicAdd(&counted[warp][named[i]], 1);
@@ -466,7 +413,7 @@ __device__ __forceinline__ void part_b(
 
 }  // namespace step_b
 
-extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(128)
+extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(256)
 moe_layer_experts_ends(
     const float* a_matmul_ptr,
     int* a_experts_ptr,
