@@ -12,7 +12,7 @@ import fusegen
 from fusegen import Chain, Program, bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.emulator import EmulatorUnavailable, compiler
-from fusegen.pipeline import choose_target, compile_program, plan
+from fusegen.pipeline import choose_target, compile_program, plan, smaller_program
 from fusegen.planner import candidates
 from fusegen.planner.programs import joining, one_cluster
 from fusegen.planner.programs.dependent import dependent
@@ -135,6 +135,16 @@ def test_a_layer_of_decoded_tokens_is_four_launches() -> None:
     assert [len(steps) for steps in found.launches] == [3, 1, 1, 1]
     apart = one_cluster_off(found)
     assert found.time_us < apart.time_us
+
+
+@pytest.mark.parametrize("count", [8, 256])
+def test_many_weights_are_validated_with_the_same_launches(count: int) -> None:
+    """At a smaller width and K; else every expert would be judged, which takes minutes."""
+    large: Any = plan(SHIPPED["moe_layer"].at(T=count), "cuda:h200")
+    small = smaller_program(large)
+    assert small is not None
+    assert [step.joined for step in small.steps] == [step.joined for step in large.steps]
+    assert "behind" in {step.joined for step in small.steps}
 
 
 def one_cluster_off(program: ProgramPlan) -> ProgramPlan:

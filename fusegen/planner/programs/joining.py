@@ -161,8 +161,9 @@ def together(launches: Sequence[Sequence[Step]], plans: Sequence[ByThreads]) -> 
 
 
 def one_cluster_as(program: ProgramPlan, large: ProgramPlan) -> ProgramPlan | None:
-    """The program, of the same steps as `large` at other sizes, with those in one launch that are one there, in the
-    same configurations; None where that can't be."""
+    """The program, of the same steps as `large` at other sizes, with those in one launch that are one there: in the
+    same configurations where these are candidates, else by the same rules in blocks of one size; None where that can't
+    be."""
     by_name = {step.name: step for step in program.steps}
     few = one_cluster.narrowed(program.target)
     for steps in large.launches:
@@ -170,10 +171,12 @@ def one_cluster_as(program: ProgramPlan, large: ProgramPlan) -> ProgramPlan | No
             continue
         for place, step in enumerate(steps):
             own = by_name[step.name]
-            found = candidates(own.graph, few, step.plan.layout).plans
-            like = [plan for plan in found if plan.configuration == step.plan.configuration]
-            if not like:
+            plans = candidates(own.graph, few, step.plan.layout).plans
+            found = [one_cluster.on(program.target, plan, own.plan.cost.floor_us) for plan in plans]
+            alike = [p for p in found if (p.rule, p.threads) == (step.plan.rule, step.plan.threads)]
+            alike = [plan for plan in alike if not one_cluster.obstacle([plan])]
+            if not alike:
                 return None
-            plan = one_cluster.on(program.target, like[0], own.plan.cost.floor_us)
-            by_name[step.name] = replace(own, plan=plan, joined="behind" if place else "")
+            same = (plan for plan in alike if plan.configuration == step.plan.configuration)
+            by_name[step.name] = replace(own, plan=next(same, alike[0]), joined="behind" if place else "")
     return replace(program, steps=tuple(by_name[step.name] for step in program.steps))
