@@ -203,7 +203,8 @@ def test_few_rows_of_each_group_stay_with_mma_sync(name: str) -> None:
     """Weights are streamed then: every group's tile of 128 rows would be of zeros but for a few."""
     assert rule_of(SHIPPED[name]) == "wgmma"
     assert rule_of(SHIPPED[name], T=128) == "gemm"
-    assert rule_of(SHIPPED[name], T=16 * 32) == "gemm"
+    assert rule_of(SHIPPED[name], T=16 * 16) == "gemm"
+    assert rule_of(SHIPPED[name], T=16 * 64) == "wgmma"
 
 
 def test_what_wgmma_leaves_to_mma_sync() -> None:

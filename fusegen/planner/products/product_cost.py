@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from fusegen.language.graph import CASTS, Extent, Graph, Kind, Node, behind, once_per_graph, plain
 from fusegen.language.naming import value_names
@@ -26,6 +27,8 @@ from fusegen.planner.pieces import argument, arrays, bytes_of, digits, roundings
 from fusegen.planner.rewrites import hoist_scales
 from fusegen.targets.atoms import F32_BITS
 from fusegen.targets.base import Target
+
+MOST_LENGTH = 20  # of a group's rows, times the mean and a tile: where the sum of their chances ends
 
 
 def product_traffic(graph: Graph, target: Target, tile_rows: int, group: int) -> Traffic:
@@ -187,30 +190,35 @@ def graph_above(graph: Graph, node: Node) -> set[Node]:
 
 
 def tiles_down(graph: Graph, tile_rows: int) -> int:
-    """Tiles of so many rows; of a grouped product, of groups that are equally long, each of which begins one."""
-    rows = max(1, graph.rows)
-    groups = min(rows, group_count(graph))
-    return groups * -(-rows // (groups * tile_rows))
-
-
-def drawn_tiles(graph: Graph, tile_rows: int) -> float:
-    """The same where each row is as likely in any group, as experts are chosen, which makes groups of other lengths: of
-    8 rows a group in the mean, 4 of 10 groups have more than 8."""
+    """Tiles of so many rows; of a grouped product, each of whose groups begins one, as many as are to be expected where
+    each row is as likely in any group, as experts are chosen."""
     rows, groups = max(1, graph.rows), group_count(graph)
-    mean = rows / groups
+    return -(-rows // tile_rows) if groups == 1 else math.ceil(groups * tiles_of_group(rows / groups, tile_rows))
+
+
+@cache
+def tiles_of_group(mean: float, tile_rows: int) -> float:
+    """Of a group that has so many rows in the mean, by Poisson's distribution: of 8 rows in the mean, 4 of 10 groups
+    have more than 8."""
     found, below = 0.0, 0.0  # the chance that a group has more than so many tiles is 1 - below
     chance, length = math.exp(-mean), 0
     if chance == 0.0:  # long groups: the last tile is half full
-        return rows / tile_rows + groups / 2
-    while below < 1 - 1e-9 and length < rows + tile_rows:
+        return mean / tile_rows + 0.5
+    while below < 1 - 1e-9 and length < MOST_LENGTH * (mean + tile_rows):
+        below += chance
         if length % tile_rows == 0:
-            below += chance
             found += 1 - below
-        else:
-            below += chance
         length += 1
         chance *= mean / length
-    return groups * found
+    return found
+
+
+def again_read(graph: Graph, tile_rows: int) -> float:
+    """How often the tiles behind the first one of a group read its right factor, for each group that has rows."""
+    if group_count(graph) == 1:
+        return 0.0
+    mean = max(1, graph.rows) / group_count(graph)
+    return tiles_of_group(mean, tile_rows) / -math.expm1(-mean) - 1
 
 
 def group_count(graph: Graph) -> int:

@@ -2,7 +2,7 @@
 // y of moe_layer.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     16 x 32 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 3 for each group;
+// tile     32 x 32 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 3 for each group;
 //          each of rows of one of 64 groups
 // traffic  274.7 MB moved, 274.7 MB ideal, 274.7 MB with products apart, 283.1 MB unfused in 2 launches
 // floor    134.7 us at 2.039 TB/s; memory-bound at 15.63 flop/B
@@ -31,8 +31,9 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 32, tile_k = 64, stages = 3;
-constexpr int split_k = 4, steps = 4;  // parts of K, and slices of each
+constexpr int tile_rows = 32, tile_cols = 32, tile_k = 64, stages = 3;
+constexpr int split_k = 2, steps = 8;  // parts of K, and slices of each
+constexpr int threads = 64;
 constexpr int tiles_across = 64;
 constexpr int segments = 64;  // groups of rows
 // elements from the start of a slice to the right factor, and to its end
@@ -93,12 +94,12 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
 }
 
-// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
+// N neighbouring sums in shared memory, added up over the 2 slice-K groups, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   Vec<float, N> total = {};
   #pragma unroll
-  for (int group = 0; group < 4; ++group) {
+  for (int group = 0; group < 2; ++group) {
     const Vec<float, N> part = load<N>(from + group * group_floats);
     #pragma unroll
     for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
@@ -148,7 +149,7 @@ __device__ __forceinline__ void multiply_add(
       : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(64)
 moe_layer_y(
     const __nv_bfloat16* __restrict__ down_ptr,
     const int* __restrict__ ends_ptr,
@@ -162,7 +163,7 @@ moe_layer_y(
 {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
-  const int k_group = threadIdx.x / 32;  // slice-K: of 4 groups of warps
+  const int k_group = threadIdx.x / 32;  // slice-K: of 2 groups of warps
   const unsigned tile = blockIdx.x;
   const Segment here = segment_of(ends_ptr, rows, tile / tiles_across);
   const long long row0 = here.row0, segment_end = here.end;
@@ -183,7 +184,7 @@ moe_layer_y(
   const auto copy_slice = [&](int step) {
     const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+    for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + place<8>(h_m + v * 4, h_k) * 2;
       copy_chunk<8>(to, h_from + v * 4 * h_stride, h_m + v * 4 < rows_here ? 8 : 0);
     }
@@ -196,15 +197,18 @@ moe_layer_y(
     down_from += split_k * tile_k;
   };
 
-  // 4 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  unsigned h_part[2][1][4];
+  // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  unsigned h_part[2][2][4];
   unsigned down_part[2][2][4];
-  float grouped_matmul_sums[2][2][4] = {};
+  float grouped_matmul_sums[2][4][4] = {};
   const unsigned h_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
   const unsigned down_lane = ring_at + down_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
     const unsigned slice = step % stages * slice_bytes;
-    load_matrices(h_part[buffer][0], (h_lane ^ (k * 32)) + slice);
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_matrices(h_part[buffer][i], (h_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
+    }
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
       load_matrices(down_part[buffer][i], (down_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
@@ -212,7 +216,7 @@ moe_layer_y(
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < 4; ++m) {
       #pragma unroll
       for (int nth = 0; nth < 2; ++nth) {  // serpentine: what was multiplied last is at hand
         const int n = m % 2 ? 1 - nth : nth;
@@ -261,7 +265,7 @@ moe_layer_y(
   #pragma unroll
   for (int n = 0; n < 2; ++n) {
     #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < 4; ++m) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int sum_row = m * 8 + lane % 4 * 2 + i % 2;
@@ -272,18 +276,21 @@ moe_layer_y(
   }
   __syncthreads();
 
-  const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
-  const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
-  const long long row = row0 + m;
-  const int col = col0 + n;
-  if (m < tile_rows && row < segment_end) {
-    const Vec<float, 8> grouped_matmul_total = gathered<8>(grouped_matmul_shared + m * sums_stride + n);
-    Vec<__nv_bfloat16, 8> y_vec;
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float grouped_matmul = of_group ? grouped_matmul_total.at[j] : 0.0f;
-      y_vec.at[j] = __float2bfloat16_rn(grouped_matmul);
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+    const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+    const long long row = row0 + m;
+    const int col = col0 + n;
+    if (row < segment_end) {
+      const Vec<float, 8> grouped_matmul_total = gathered<8>(grouped_matmul_shared + m * sums_stride + n);
+      Vec<__nv_bfloat16, 8> y_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float grouped_matmul = of_group ? grouped_matmul_total.at[j] : 0.0f;
+        y_vec.at[j] = __float2bfloat16_rn(grouped_matmul);
+      }
+      store<8>(y_ptr + row * y_stride + col, y_vec);
     }
-    store<8>(y_ptr + row * y_stride + col, y_vec);
   }
 }

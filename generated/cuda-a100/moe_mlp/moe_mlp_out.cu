@@ -2,8 +2,7 @@
 // out of moe_mlp.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 4, copies interleaved with the
-//          products; persistent blocks; each of rows of one of 16 groups
+// tile     256 x 128 tiles of 8 warps, slices of 64 in a ring of 3; each of rows of one of 16 groups
 // traffic  469.8 MB moved, 469.8 MB ideal, 738.3 MB with products apart, 738.3 MB unfused in 2 launches
 // floor    881.0 us at 312 TFLOP/s for products; compute-bound at 585.06 flop/B
 // rounding out to bf16 when stored; f32 between
@@ -25,10 +24,10 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 256, tile_k = 32, stages = 4;
-constexpr int steps = 64;
+constexpr int tile_rows = 256, tile_cols = 128, tile_k = 64, stages = 3;
+constexpr int steps = 32;
 constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
-constexpr int tiles_across = 16;
+constexpr int tiles_across = 32;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int segments = 16;  // groups of rows
 // elements from the start of a slice to the right factor, and to its end
@@ -100,20 +99,6 @@ __device__ __forceinline__ Segment segment_of(const int* ends, long long rows, u
   return found;
 }
 
-// how many tiles there are from top to bottom
-__device__ __forceinline__ unsigned tiles_of(const int* ends, long long rows) {
-  const int most = rows < 0x7fffffff ? static_cast<int>(rows) : 0x7fffffff;
-  int begin = 0;
-  unsigned number = 0;
-  #pragma unroll 8
-  for (int s = 0; s < segments; ++s) {
-    const int end = ends[s] < begin ? begin : ends[s] < most ? ends[s] : most;
-    number += (static_cast<unsigned>(end - begin) + tile_rows - 1) / tile_rows;
-    begin = end;
-  }
-  return number + static_cast<unsigned>((rows - begin + tile_rows - 1) / tile_rows);
-}
-
 // four matrices of 8 x 16 bytes, from the rows whose places the lanes give
 __device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -146,175 +131,131 @@ moe_mlp_out(
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 4 * warp_rows;  // the warp's first of the tile
-  const int warp_col = warp % 4 * warp_cols;
-  const unsigned tiles_down = tiles_of(ends_ptr, rows);
-  const unsigned tiles = tiles_down * tiles_across;
-  if (blockIdx.x >= tiles) return;  // the groups need fewer tiles
-  struct Place { long long row0; int across; long long segment_end; int segment; bool of_group; };
-  const auto place_of = [&](unsigned tile) {
-    // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-    const unsigned first = tile / group_tiles * group;
-    const unsigned height = tiles_down - first < group ? tiles_down - first : group;
-    const Segment here = segment_of(ends_ptr, rows, first + tile % group_tiles % height);
-    const long long row0 = here.row0, segment_end = here.end;
-    const int segment = here.number;
-    const bool of_group = here.of_group;
-    const int across = tile % group_tiles / height;
-    return Place{row0, across, segment_end, segment, of_group};
-  };
+  const int warp_row = warp / 2 * warp_rows;  // the warp's first of the tile
+  const int warp_col = warp % 2 * warp_cols;
+  const long long begun = rows < segments + 1 ? rows : segments + 1;  // each by a tile of its own, at most
+  const unsigned tiles_down = static_cast<unsigned>(begun + (rows - begun) / tile_rows);
+  const unsigned tile = blockIdx.x;
+  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+  const unsigned first = tile / group_tiles * group;
+  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+  const Segment here = segment_of(ends_ptr, rows, first + tile % group_tiles % height);
+  const long long row0 = here.row0, segment_end = here.end;
+  const int segment = here.number;
+  const bool of_group = here.of_group;
+  const int across = tile % group_tiles / height;
+  if (row0 >= rows) return;  // the groups need fewer tiles
+  const int rows_here = segment_end - row0 < tile_rows ? static_cast<int>(segment_end - row0) : tile_rows;
+  const int col0 = across * tile_cols;
 
-  // the ring of 4 slices, and what the thread brings of each
+  // the ring of 3 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const int h_m = threadIdx.x / 4, h_k = threadIdx.x % 4 * 8;
-  const __nv_bfloat16* h_from[2];
-  unsigned h_to = (place<4>(h_m, h_k)) * 2;
+  const int h_m = threadIdx.x / 8, h_k = threadIdx.x % 8 * 8;
+  const __nv_bfloat16* h_from = h_ptr + (row0 + h_m) * h_stride + h_k;
+  unsigned h_to = (place<8>(h_m, h_k)) * 2;
   asm volatile("" : "+r"(h_to));  // stays in a register: the compiler would make it anew for each copy
-  const int down_n = threadIdx.x / 4, down_k = threadIdx.x % 4 * 8;
+  const int down_n = threadIdx.x / 8, down_k = threadIdx.x % 8 * 8;
   // the column that lies in row down_n of the tile
   const int down_col = down_n / warp_cols * warp_cols + down_n % 8 * 8 + down_n % warp_cols / 8;
-  const __nv_bfloat16* down_from[4];
-  unsigned down_to = (down_at + place<4>(down_n, down_k)) * 2;
+  const __nv_bfloat16* down_from = down_ptr + segment * down_group + (col0 + down_col) * down_ld + down_k;
+  unsigned down_to = (down_at + place<8>(down_n, down_k)) * 2;
   asm volatile("" : "+r"(down_to));  // stays in a register: the compiler would make it anew for each copy
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  int rows_here;  // of the tile that is copied
-  const auto aim = [&](unsigned tile) {
-    const Place at = place_of(tile);
-    const long long row0 = at.row0;
-    const long long segment_end = at.segment_end;
-    const int segment = at.segment;
-    const int across = at.across;
-    const int col0 = across * tile_cols;
-    rows_here = segment_end - row0 < tile_rows ? static_cast<int>(segment_end - row0) : tile_rows;
+  const auto copy_slice = [&](int step) {
+    const unsigned slice = ring_at + step % stages * slice_bytes;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) h_from[v] = h_ptr + (row0 + h_m) * h_stride + h_k + (v * 64) * h_stride;
+    for (int v = 0; v < 8; ++v) {
+      const unsigned to = slice + h_to + v * (at_once * 2);
+      copy_chunk<8>(to, h_from + v * 32 * h_stride, h_m + v * 32 < rows_here ? 8 : 0);
+    }
+    h_from += tile_k;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      down_from[v] = down_ptr + segment * down_group + (col0 + down_col) * down_ld + down_k + (v * 64) * down_ld;
-    }
-  };
-  aim(blockIdx.x);
-  bool more = true;  // is there a slice left to copy?
-  // one of the thread's chunks of a slice, which is `ahead` slices from where the pointers are
-  const auto copy_one = [&](int slot, int ahead, int number) {
-    const unsigned slice = ring_at + slot * slice_bytes;
-    if (number < 2) {
-      const int v = number;
-      const unsigned to = slice + h_to + v * (at_once * 2);
-      copy_chunk<8>(to, h_from[v] + ahead * tile_k, h_m + v * 64 < rows_here ? 8 : 0);
-    }
-    if (2 <= number && number < 6) {
-      const int v = number - 2;
+      const int away = v * 32 / warp_cols * warp_cols + v * 32 % warp_cols / 8;  // columns from the first
       const unsigned to = slice + down_to + v * (at_once * 2);
-      copy_chunk<8>(to, down_from[v] + ahead * tile_k, 8);
+      copy_chunk<8>(to, down_from + away * down_ld, 8);
     }
-  };
-  const auto advance = [&](int slices) {
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) h_from[v] += slices * tile_k;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) down_from[v] += slices * tile_k;
+    down_from += tile_k;
   };
 
-  // 64 slices of 32: fragments are loaded one step ahead of their use, across slices too
+  // 32 slices of 64: fragments are loaded one step ahead of their use, across slices too
   unsigned h_part[2][4][4];
   unsigned down_part[2][4][4];
-  const unsigned h_lane = ring_at + place<4>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned down_lane = ring_at + down_at * 2 + place<4>(warp_col + lane % 16, lane / 16 * 8) * 2;
-  // fragment `number` of a step, in the order that products need them
-  const auto load_one = [&](int slot, int k, int buffer, int number) {
-    const unsigned slice = slot * slice_bytes;
-    if (number < 1 || number >= 5) {
-      const int i = number < 1 ? 0 : number - 4;
+  float grouped_matmul_sums[4][8][4] = {};
+  const unsigned h_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned down_lane = ring_at + down_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const auto load_parts = [&](int step, int k, int buffer) {
+    const unsigned slice = step % stages * slice_bytes;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
       load_matrices(h_part[buffer][i], (h_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
-    if (1 <= number && number < 5) {
-      const int i = number - 1;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
       load_matrices(down_part[buffer][i], (down_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
   };
-
-  #pragma unroll
-  for (int slot = 0; slot < stages - 1; ++slot) {
+  const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int number = 0; number < 6; ++number) copy_one(slot, slot, number);
-    commit_copies();
-  }
-  wait_copies<stages - 2>();
-  __syncthreads();
-  #pragma unroll
-  for (int number = 0; number < 8; ++number) load_one(0, 0, 0, number);
-  for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    float grouped_matmul_sums[4][8][4] = {};
-    // the products of step k, with what they are not to wait for: the next step's fragments, one before each product, then
-    // chunks of the slice that is 3 ahead, in the place of the slice before
-    const auto take_step = [&](int slot, int k, bool copies) {
+    for (int m = 0; m < 8; ++m) {
       #pragma unroll
-      for (int m = 0; m < 8; ++m) {
-        #pragma unroll
-        for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
-          const int n = m % 2 ? 3 - nth : nth;
-          const int at = m * 4 + nth;
-          if (at < 8) {
-            load_one(k < 1 ? slot : (slot + 1) % stages, (k + 1) % 2, (k + 1) % 2, at);
-          } else if (at < 11 && copies) {
-            copy_one((slot + stages - 1) % stages, slot == 0 ? stages - 1 : slot - 1, k * 3 + at - 8);
-          }
-          multiply_add(grouped_matmul_sums[n][m], down_part[k % 2][n], h_part[k % 2][m / 2][m % 2 * 2], h_part[k % 2][m / 2][m % 2 * 2
-              + 1]);
-        }
-      }
-    };
-
-    // with a slice's last step the next one is waited for: behind this tile's last slice, the next tile's first one
-    #pragma unroll 1
-    for (int step = 0; step < steps; step += stages) {
-      #pragma unroll
-      for (int slot = 0; slot < stages; ++slot) {
-        #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          if (k == 1) {
-            wait_copies<stages - 3>();
-            __syncthreads();
-          }
-          take_step(slot, k, slot == 0 || more);
-        }
-        commit_copies();
-        if (slot == 0) {  // from here on copies are of the next round, or of the next tile
-          if (step + stages < steps) {
-            advance(stages);
-          } else {
-            more = tile + gridDim.x < tiles;
-            if (more) aim(tile + gridDim.x);
-          }
-        }
+      for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
+        const int n = m % 2 ? 3 - nth : nth;
+        multiply_add(grouped_matmul_sums[n][m], down_part[buffer][n], h_part[buffer][m / 2][m % 2 * 2],
+            h_part[buffer][m / 2][m % 2 * 2 + 1]);
       }
     }
+  };
 
-    const Place at = place_of(tile);
-    const long long row0 = at.row0;
-    const long long segment_end = at.segment_end;
-    const bool of_group = at.of_group;
-    const int across = at.across;
-    const int col0 = across * tile_cols;
-
-    const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
-    const int col = col0 + n;
+  if (of_group) {  // else all sums are 0
     #pragma unroll
-    for (int v = 0; v < 16; ++v) {
-      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-      const long long row = row0 + m;
-      if (row < segment_end) {
-        const float weight = *(weight_ptr + row * weight_stride);
-        Vec<__nv_bfloat16, 8> out_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float grouped_matmul = of_group ? grouped_matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2] : 0.0f;
-          const float mul = grouped_matmul * weight;
-          out_vec.at[j] = __float2bfloat16_rn(mul);
+    for (int s = 0; s < stages - 1; ++s) {
+      copy_slice(s);
+      commit_copies();
+    }
+    wait_copies<stages - 2>();
+    __syncthreads();
+    load_parts(0, 0, 0);
+    const auto take_slice = [&](int step, bool last) {
+      #pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (k == 3 && !last) {
+          wait_copies<stages - 2>();
         }
-        store<8>(out_ptr + row * out_stride + col, out_vec);
+        if (k < 3) {
+          load_parts(step, k + 1, (k + 1) % 2);
+        } else if (!last) {
+          __syncthreads();
+          load_parts(step + 1, 0, 0);
+        }
+        if (k == 0 && !last) {
+          if (step + stages - 1 < steps) copy_slice(step + stages - 1);
+          commit_copies();
+        }
+        multiply(k % 2);
       }
+    };
+    #pragma unroll 1
+    for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+    take_slice(steps - 1, true);
+  }
+
+  const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
+  const int col = col0 + n;
+  #pragma unroll
+  for (int v = 0; v < 16; ++v) {
+    const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
+    const long long row = row0 + m;
+    if (row < segment_end) {
+      const float weight = *(weight_ptr + row * weight_stride);
+      Vec<__nv_bfloat16, 8> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float grouped_matmul = of_group ? grouped_matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2] : 0.0f;
+        const float mul = grouped_matmul * weight;
+        out_vec.at[j] = __float2bfloat16_rn(mul);
+      }
+      store<8>(out_ptr + row * out_stride + col, out_vec);
     }
   }
 }

@@ -5,7 +5,7 @@
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
 // views    order_value_part is order_value as [4 * T, 1]
 // looks up rows of x at floor_div, 0 where there is none
-// tile     16 x 16 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 3 for each group;
+// tile     32 x 32 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 3 for each group;
 //          each of rows of one of 64 groups
 // traffic  540.0 MB moved, 540.0 MB ideal, 561.0 MB with products apart, 568.3 MB unfused in 6 launches
 // floor    112.5 us at 4.8 TB/s; memory-bound at 15.91 flop/B
@@ -63,9 +63,10 @@ __device__ __forceinline__ int floor_quotient(int x, int y) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 16, tile_k = 64, stages = 3;
-constexpr int split_k = 4, steps = 8;  // parts of K, and slices of each
-constexpr int tiles_across = 64;
+constexpr int tile_rows = 32, tile_cols = 32, tile_k = 64, stages = 3;
+constexpr int split_k = 2, steps = 16;  // parts of K, and slices of each
+constexpr int threads = 64;
+constexpr int tiles_across = 32;
 constexpr int segments = 64;  // groups of rows
 // elements from the start of a slice to the right factors, and to its end
 constexpr int gate_at = tile_rows * tile_k;
@@ -126,12 +127,12 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
 }
 
-// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
+// N neighbouring sums in shared memory, added up over the 2 slice-K groups, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   Vec<float, N> total = {};
   #pragma unroll
-  for (int group = 0; group < 4; ++group) {
+  for (int group = 0; group < 2; ++group) {
     const Vec<float, N> part = load<N>(from + group * group_floats);
     #pragma unroll
     for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
@@ -181,7 +182,7 @@ __device__ __forceinline__ void multiply_add(
       : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(64)
 moe_layer_h(
     const __nv_bfloat16* __restrict__ x_ptr,
     const __nv_bfloat16* __restrict__ gate_ptr,
@@ -203,7 +204,7 @@ moe_layer_h(
   asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
-  const int k_group = threadIdx.x / 32;  // slice-K: of 4 groups of warps
+  const int k_group = threadIdx.x / 32;  // slice-K: of 2 groups of warps
   const unsigned tile = blockIdx.x;
   const Segment here = segment_of(ends_ptr, rows, tile / tiles_across);
   const long long row0 = here.row0, segment_end = here.end;
@@ -216,10 +217,10 @@ moe_layer_h(
   // the ring of 3 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + k_group * (stages * slice_elements);
   const int x_m = lane / 8, x_k = lane % 8 * 8;
-  const __nv_bfloat16* x_from[4];
-  bool x_found[4];  // else there is no such row, and its elements are 0
+  const __nv_bfloat16* x_from[8];
+  bool x_found[8];  // else there is no such row, and its elements are 0
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
+  for (int v = 0; v < 8; ++v) {
     const long long x_row = row0 + x_m + v * 4;
     const bool inside = x_row < segment_end;
     const int order_value_part = inside ? *(order_value_part_ptr + x_row * order_value_part_stride) : 0;
@@ -235,48 +236,61 @@ moe_layer_h(
   const auto copy_slice = [&](int step) {
     const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+    for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + place<8>(x_m + v * 4, x_k) * 2;
       copy_chunk<8>(to, x_from[v], x_found[v] ? 8 : 0);
     }
     #pragma unroll
-    for (int v = 0; v < 4; ++v) x_from[v] += split_k * tile_k;
+    for (int v = 0; v < 8; ++v) x_from[v] += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+    for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + (gate_at + place<8>(gate_n + v * 4, gate_k)) * 2;
       copy_evict_first(to, gate_from + v * 4 * gate_ld, 8);
     }
     gate_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+    for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + (up_at + place<8>(up_n + v * 4, up_k)) * 2;
       copy_evict_first(to, up_from + v * 4 * up_ld, 8);
     }
     up_from += split_k * tile_k;
   };
 
-  // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  unsigned x_part[2][1][4];
-  unsigned gate_part[2][1][4];
-  unsigned up_part[2][1][4];
-  float tokens_times_gate_sums[1][2][4] = {};
-  float tokens_times_up_sums[1][2][4] = {};
+  // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  unsigned x_part[2][2][4];
+  unsigned gate_part[2][2][4];
+  unsigned up_part[2][2][4];
+  float tokens_times_gate_sums[2][4][4] = {};
+  float tokens_times_up_sums[2][4][4] = {};
   const unsigned x_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
   const unsigned gate_lane = ring_at + gate_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const unsigned up_lane = ring_at + up_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
     const unsigned slice = step % stages * slice_bytes;
-    load_matrices(x_part[buffer][0], (x_lane ^ (k * 32)) + slice);
-    load_matrices(gate_part[buffer][0], (gate_lane ^ (k * 32)) + slice);
-    load_matrices(up_part[buffer][0], (up_lane ^ (k * 32)) + slice);
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
+    }
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_matrices(gate_part[buffer][i], (gate_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
+    }
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_matrices(up_part[buffer][i], (up_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
+    }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      multiply_add(tokens_times_gate_sums[0][m], gate_part[buffer][0], x_part[buffer][m / 2][m % 2 * 2],
-          x_part[buffer][m / 2][m % 2 * 2 + 1]);
-      multiply_add(tokens_times_up_sums[0][m], up_part[buffer][0], x_part[buffer][m / 2][m % 2 * 2],
-          x_part[buffer][m / 2][m % 2 * 2 + 1]);
+    for (int m = 0; m < 4; ++m) {
+      #pragma unroll
+      for (int nth = 0; nth < 2; ++nth) {  // serpentine: what was multiplied last is at hand
+        const int n = m % 2 ? 1 - nth : nth;
+        multiply_add(tokens_times_gate_sums[n][m], gate_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
+            x_part[buffer][m / 2][m % 2 * 2 + 1]);
+        multiply_add(tokens_times_up_sums[n][m], up_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
+            x_part[buffer][m / 2][m % 2 * 2 + 1]);
+      }
     }
   };
 
@@ -318,33 +332,39 @@ moe_layer_h(
   float* const tokens_times_gate_shared = reinterpret_cast<float*>(shared);
   float* const tokens_times_up_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
   #pragma unroll
-  for (int m = 0; m < 2; ++m) {
+  for (int n = 0; n < 2; ++n) {
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int sum_row = m * 8 + lane % 4 * 2 + i % 2;
-      const int sum_col = lane / 4 + i / 2 * 8;
-      tokens_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_gate_sums[0][m][i];
-      tokens_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_up_sums[0][m][i];
+    for (int m = 0; m < 4; ++m) {
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int sum_row = m * 8 + lane % 4 * 2 + i % 2;
+        const int sum_col = n * 16 + lane / 4 + i / 2 * 8;
+        tokens_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_gate_sums[n][m][i];
+        tokens_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_up_sums[n][m][i];
+      }
     }
   }
   __syncthreads();
 
-  const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
-  const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
-  const long long row = row0 + m;
-  const int col = col0 + n;
-  if (m < tile_rows && row < segment_end) {
-    const Vec<float, 8> tokens_times_gate_total = gathered<8>(tokens_times_gate_shared + m * sums_stride + n);
-    const Vec<float, 8> tokens_times_up_total = gathered<8>(tokens_times_up_shared + m * sums_stride + n);
-    Vec<__nv_bfloat16, 8> h_vec;
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float tokens_times_gate = of_group ? tokens_times_gate_total.at[j] : 0.0f;
-      const float tokens_times_up = of_group ? tokens_times_up_total.at[j] : 0.0f;
-      const float silu = tokens_times_gate * reciprocal(1.0f + exponential(-tokens_times_gate));
-      const float h = silu * tokens_times_up;
-      h_vec.at[j] = __float2bfloat16_rn(h);
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+    const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+    const long long row = row0 + m;
+    const int col = col0 + n;
+    if (row < segment_end) {
+      const Vec<float, 8> tokens_times_gate_total = gathered<8>(tokens_times_gate_shared + m * sums_stride + n);
+      const Vec<float, 8> tokens_times_up_total = gathered<8>(tokens_times_up_shared + m * sums_stride + n);
+      Vec<__nv_bfloat16, 8> h_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float tokens_times_gate = of_group ? tokens_times_gate_total.at[j] : 0.0f;
+        const float tokens_times_up = of_group ? tokens_times_up_total.at[j] : 0.0f;
+        const float silu = tokens_times_gate * reciprocal(1.0f + exponential(-tokens_times_gate));
+        const float h = silu * tokens_times_up;
+        h_vec.at[j] = __float2bfloat16_rn(h);
+      }
+      store<8>(h_ptr + row * h_stride + col, h_vec);
     }
-    store<8>(h_ptr + row * h_stride + col, h_vec);
   }
 }

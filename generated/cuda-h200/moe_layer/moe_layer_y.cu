@@ -2,7 +2,7 @@
 // y of moe_layer.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     16 x 64 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 3 for each group;
+// tile     32 x 32 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 3 for each group;
 //          each of rows of one of 64 groups
 // traffic  274.7 MB moved, 274.7 MB ideal, 274.7 MB with products apart, 283.1 MB unfused in 2 launches
 // floor    57.2 us at 4.8 TB/s; memory-bound at 15.63 flop/B
@@ -33,10 +33,10 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 64, tile_k = 64, stages = 3;
+constexpr int tile_rows = 32, tile_cols = 32, tile_k = 64, stages = 3;
 constexpr int split_k = 2, steps = 8;  // parts of K, and slices of each
 constexpr int threads = 64;
-constexpr int tiles_across = 32;
+constexpr int tiles_across = 64;
 constexpr int segments = 64;  // groups of rows
 // elements from the start of a slice to the right factor, and to its end
 constexpr int down_at = tile_rows * tile_k;
@@ -188,13 +188,13 @@ moe_layer_y(
   const auto copy_slice = [&](int step) {
     const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+    for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + place<8>(h_m + v * 4, h_k) * 2;
       copy_chunk<8>(to, h_from + v * 4 * h_stride, h_m + v * 4 < rows_here ? 8 : 0);
     }
     h_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 16; ++v) {
+    for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + (down_at + place<8>(down_n + v * 4, down_k)) * 2;
       copy_evict_first(to, down_from + v * 4 * down_ld, 8);
     }
@@ -202,25 +202,28 @@ moe_layer_y(
   };
 
   // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  unsigned h_part[2][1][4];
-  unsigned down_part[2][4][4];
-  float grouped_matmul_sums[4][2][4] = {};
+  unsigned h_part[2][2][4];
+  unsigned down_part[2][2][4];
+  float grouped_matmul_sums[2][4][4] = {};
   const unsigned h_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
   const unsigned down_lane = ring_at + down_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
     const unsigned slice = step % stages * slice_bytes;
-    load_matrices(h_part[buffer][0], (h_lane ^ (k * 32)) + slice);
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) {
+      load_matrices(h_part[buffer][i], (h_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
+    }
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
       load_matrices(down_part[buffer][i], (down_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < 4; ++m) {
       #pragma unroll
-      for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
-        const int n = m % 2 ? 3 - nth : nth;
+      for (int nth = 0; nth < 2; ++nth) {  // serpentine: what was multiplied last is at hand
+        const int n = m % 2 ? 1 - nth : nth;
         multiply_add(grouped_matmul_sums[n][m], down_part[buffer][n], h_part[buffer][m / 2][m % 2 * 2],
             h_part[buffer][m / 2][m % 2 * 2 + 1]);
       }
@@ -264,9 +267,9 @@ moe_layer_y(
   __syncthreads();
   float* const grouped_matmul_shared = reinterpret_cast<float*>(shared);
   #pragma unroll
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 2; ++n) {
     #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < 4; ++m) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int sum_row = m * 8 + lane % 4 * 2 + i % 2;

@@ -5,7 +5,7 @@
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // views    order_value_part is order_value as [4 * T, 1]
 // looks up rows of x at floor_div, 0 where there is none
-// tile     16 x 16 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group;
+// tile     32 x 16 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group;
 //          each of rows of one of 64 groups
 // traffic  540.0 MB moved, 540.0 MB ideal, 561.0 MB with products apart, 568.3 MB unfused in 6 launches
 // floor    101.9 us at 5.3 TB/s; memory-bound at 15.91 flop/B
@@ -55,7 +55,7 @@ __device__ __forceinline__ int floor_quotient(int x, int y) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 16, tile_k = 64, stages = 2;
+constexpr int tile_rows = 32, tile_cols = 16, tile_k = 64, stages = 2;
 constexpr int split_k = 2, steps = 16;  // parts of K, and slices of each
 constexpr int tiles_across = 64;
 constexpr int segments = 64;  // groups of rows
@@ -189,10 +189,10 @@ moe_layer_h(
   // the ring of 2 slices, and what the thread brings of each
   __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
   const int x_m = lane / 8, x_k = lane % 8 * 8;
-  const __bf16* x_from[2];
-  bool x_found[2];  // else there is no such row, and its elements are 0
+  const __bf16* x_from[4];
+  bool x_found[4];  // else there is no such row, and its elements are 0
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
+  for (int v = 0; v < 4; ++v) {
     const long long x_row = row0 + x_m + v * 8;
     const bool inside = x_row < segment_end;
     const int order_value_part = inside ? *(order_value_part_ptr + x_row * order_value_part_stride) : 0;
@@ -207,14 +207,14 @@ moe_layer_h(
   const int up_n = lane / 8, up_k = lane % 8 * 8;
   const __bf16* up_from = up_ptr + segment * up_group + (col0 + up_n) * up_ld + k_group * tile_k + up_k;
   const int up_to = up_at + place<8>(up_n, up_k);
-  Vec<__bf16, 8> x_held[2];
+  Vec<__bf16, 8> x_held[4];
   Vec<__bf16, 8> gate_held[2];
   Vec<__bf16, 8> up_held[2];
   const auto fetch_slice = [&]() {
     #pragma unroll
-    for (int v = 0; v < 2; ++v) x_held[v] = load_chunk<8>(x_from[v], x_found[v] ? 8 : 0);
+    for (int v = 0; v < 4; ++v) x_held[v] = load_chunk<8>(x_from[v], x_found[v] ? 8 : 0);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) x_from[v] += split_k * tile_k;
+    for (int v = 0; v < 4; ++v) x_from[v] += split_k * tile_k;
     #pragma unroll
     for (int v = 0; v < 2; ++v) gate_held[v] = load_chunk<8>(gate_from + v * 8 * gate_ld, 8);
     gate_from += split_k * tile_k;
@@ -225,7 +225,7 @@ moe_layer_h(
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
     #pragma unroll
     for (int v = 0; v < 2; ++v) store<8>(slice + gate_to + v * at_once, gate_held[v]);
     #pragma unroll
@@ -233,20 +233,24 @@ moe_layer_h(
   };
 
   // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  Fragment x_part[2][1];
+  Fragment x_part[2][2];
   Fragment gate_part[2][1];
   Fragment up_part[2][1];
-  Sums tokens_times_gate_sums[1][1] = {};
-  Sums tokens_times_up_sums[1][1] = {};
+  Sums tokens_times_gate_sums[1][2] = {};
+  Sums tokens_times_up_sums[1][2] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
-    load_fragment<8>(x_part[buffer][0], slice, 0, k * 32);
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) load_fragment<8>(x_part[buffer][i], slice + i * (16 * tile_k), 0, k * 32);
     load_fragment<8>(gate_part[buffer][0], slice + gate_at, 0, k * 32);
     load_fragment<8>(up_part[buffer][0], slice + up_at, 0, k * 32);
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(tokens_times_gate_sums[0][0], gate_part[buffer][0], x_part[buffer][0]);
-    multiply_add(tokens_times_up_sums[0][0], up_part[buffer][0], x_part[buffer][0]);
+    #pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      multiply_add(tokens_times_gate_sums[0][m], gate_part[buffer][0], x_part[buffer][m]);
+      multiply_add(tokens_times_up_sums[0][m], up_part[buffer][0], x_part[buffer][m]);
+    }
   };
 
   if (of_group) {  // else all sums are 0
@@ -281,11 +285,14 @@ moe_layer_h(
   float* const tokens_times_gate_shared = reinterpret_cast<float*>(shared);
   float* const tokens_times_up_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
   #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int sum_row = lane % 16;
-    const int sum_col = lane / 16 * 4 + i;
-    tokens_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_gate_sums[0][0][i];
-    tokens_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_up_sums[0][0][i];
+  for (int m = 0; m < 2; ++m) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int sum_row = m * 16 + lane % 16;
+      const int sum_col = lane / 16 * 4 + i;
+      tokens_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_gate_sums[0][m][i];
+      tokens_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_up_sums[0][m][i];
+    }
   }
   __syncthreads();
 

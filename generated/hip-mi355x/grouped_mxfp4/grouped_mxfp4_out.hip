@@ -4,7 +4,7 @@
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
 // views    found_times_dequantize_part is found_times_dequantize as [E, N, K]; mul_part is mul as [E,
 //          N, K]
-// tile     16 x 64 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group;
+// tile     16 x 32 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group;
 //          each of rows of one of 128 groups
 // traffic  1063.5 MB moved, 1063.5 MB ideal, 4249.5 MB with products apart, 4252.3 MB unfused in 10
 //          launches
@@ -59,9 +59,9 @@ __device__ __forceinline__ float exponential(float x) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 64, tile_k = 64, stages = 2;
+constexpr int tile_rows = 16, tile_cols = 32, tile_k = 64, stages = 2;
 constexpr int split_k = 2, steps = 23;  // parts of K, and slices of each
-constexpr int tiles_across = 45;
+constexpr int tiles_across = 90;
 constexpr int segments = 128;  // groups of rows
 constexpr int full_k = 2880;
 // elements from the start of a slice to the right factors, and to its end
@@ -206,8 +206,8 @@ grouped_mxfp4_out(
   const __bf16* mul_part_from = mul_part_ptr + segment * mul_part_group + (col0 + mul_part_n) * mul_part_ld + k_group * tile_k + mul_part_k;
   const int mul_part_to = mul_part_at + place<8>(mul_part_n, mul_part_k);
   Vec<__bf16, 8> x_held[2];
-  Vec<__bf16, 8> found_times_dequantize_part_held[8];
-  Vec<__bf16, 8> mul_part_held[8];
+  Vec<__bf16, 8> found_times_dequantize_part_held[4];
+  Vec<__bf16, 8> mul_part_held[4];
   const auto fetch_slice = [&](int step) {
     const int k_at = (step * split_k + k_group) * tile_k;
     #pragma unroll
@@ -216,13 +216,13 @@ grouped_mxfp4_out(
     }
     x_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
+    for (int v = 0; v < 4; ++v) {
       found_times_dequantize_part_held[v] = load_chunk<8>(found_times_dequantize_part_from + v * 8 * found_times_dequantize_part_ld, k_at
           + found_times_dequantize_part_k < full_k ? 8 : 0);
     }
     found_times_dequantize_part_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
+    for (int v = 0; v < 4; ++v) {
       mul_part_held[v] = load_chunk<8>(mul_part_from + v * 8 * mul_part_ld, k_at + mul_part_k < full_k ? 8 : 0);
     }
     mul_part_from += split_k * tile_k;
@@ -232,34 +232,34 @@ grouped_mxfp4_out(
     #pragma unroll
     for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
+    for (int v = 0; v < 4; ++v) {
       store<8>(slice + found_times_dequantize_part_to + v * at_once, found_times_dequantize_part_held[v]);
     }
     #pragma unroll
-    for (int v = 0; v < 8; ++v) store<8>(slice + mul_part_to + v * at_once, mul_part_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + mul_part_to + v * at_once, mul_part_held[v]);
   };
 
   // 23 slices of 64: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][1];
-  Fragment found_times_dequantize_part_part[2][4];
-  Fragment mul_part_part[2][4];
-  Sums grouped_matmul_sums[4][1] = {};
-  Sums x_times_mul_part_sums[4][1] = {};
+  Fragment found_times_dequantize_part_part[2][2];
+  Fragment mul_part_part[2][2];
+  Sums grouped_matmul_sums[2][1] = {};
+  Sums x_times_mul_part_sums[2][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     load_fragment<8>(x_part[buffer][0], slice, 0, k * 32);
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) {
       load_fragment<8>(found_times_dequantize_part_part[buffer][i], slice + found_times_dequantize_part_at + i * (16 * tile_k), 0, k * 32);
     }
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) {
       load_fragment<8>(mul_part_part[buffer][i], slice + mul_part_at + i * (16 * tile_k), 0, k * 32);
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < 2; ++n) {
       multiply_add(grouped_matmul_sums[n][0], found_times_dequantize_part_part[buffer][n], x_part[buffer][0]);
       multiply_add(x_times_mul_part_sums[n][0], mul_part_part[buffer][n], x_part[buffer][0]);
     }
@@ -297,7 +297,7 @@ grouped_mxfp4_out(
   float* const grouped_matmul_shared = reinterpret_cast<float*>(shared);
   float* const x_times_mul_part_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
   #pragma unroll
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 2; ++n) {
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int sum_row = lane % 16;
@@ -312,7 +312,7 @@ grouped_mxfp4_out(
   const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
   const long long row = row0 + m;
   const int col = col0 + n;
-  if (row < segment_end) {
+  if (m < tile_rows && row < segment_end) {
     const Vec<float, 8> grouped_matmul_total = gathered<8>(grouped_matmul_shared + m * sums_stride + n);
     const Vec<float, 8> x_times_mul_part_total = gathered<8>(x_times_mul_part_shared + m * sums_stride + n);
     const Vec<__bf16, 8> gate_bias_vec = load<8>(gate_bias_ptr + segment * gate_bias_group + col);

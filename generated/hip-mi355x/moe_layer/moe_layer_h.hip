@@ -5,7 +5,7 @@
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
 // views    order_value_part is order_value as [4 * T, 1]
 // looks up rows of x at floor_div, 0 where there is none
-// tile     16 x 64 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group;
+// tile     32 x 32 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group;
 //          each of rows of one of 64 groups
 // traffic  540.0 MB moved, 540.0 MB ideal, 561.0 MB with products apart, 568.3 MB unfused in 6 launches
 // floor    67.5 us at 8 TB/s; memory-bound at 15.91 flop/B
@@ -55,9 +55,9 @@ __device__ __forceinline__ int floor_quotient(int x, int y) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 64, tile_k = 64, stages = 2;
+constexpr int tile_rows = 32, tile_cols = 32, tile_k = 64, stages = 2;
 constexpr int split_k = 2, steps = 16;  // parts of K, and slices of each
-constexpr int tiles_across = 16;
+constexpr int tiles_across = 32;
 constexpr int segments = 64;  // groups of rows
 // elements from the start of a slice to the right factors, and to its end
 constexpr int gate_at = tile_rows * tile_k;
@@ -188,10 +188,10 @@ moe_layer_h(
   // the ring of 2 slices, and what the thread brings of each
   __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
   const int x_m = lane / 8, x_k = lane % 8 * 8;
-  const __bf16* x_from[2];
-  bool x_found[2];  // else there is no such row, and its elements are 0
+  const __bf16* x_from[4];
+  bool x_found[4];  // else there is no such row, and its elements are 0
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
+  for (int v = 0; v < 4; ++v) {
     const long long x_row = row0 + x_m + v * 8;
     const bool inside = x_row < segment_end;
     const int order_value_part = inside ? *(order_value_part_ptr + x_row * order_value_part_stride) : 0;
@@ -206,54 +206,58 @@ moe_layer_h(
   const int up_n = lane / 8, up_k = lane % 8 * 8;
   const __bf16* up_from = up_ptr + segment * up_group + (col0 + up_n) * up_ld + k_group * tile_k + up_k;
   const int up_to = up_at + place<8>(up_n, up_k);
-  Vec<__bf16, 8> x_held[2];
-  Vec<__bf16, 8> gate_held[8];
-  Vec<__bf16, 8> up_held[8];
+  Vec<__bf16, 8> x_held[4];
+  Vec<__bf16, 8> gate_held[4];
+  Vec<__bf16, 8> up_held[4];
   const auto fetch_slice = [&]() {
     #pragma unroll
-    for (int v = 0; v < 2; ++v) x_held[v] = load_chunk<8>(x_from[v], x_found[v] ? 8 : 0);
+    for (int v = 0; v < 4; ++v) x_held[v] = load_chunk<8>(x_from[v], x_found[v] ? 8 : 0);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) x_from[v] += split_k * tile_k;
+    for (int v = 0; v < 4; ++v) x_from[v] += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 8; ++v) gate_held[v] = load_chunk<8>(gate_from + v * 8 * gate_ld, 8);
+    for (int v = 0; v < 4; ++v) gate_held[v] = load_chunk<8>(gate_from + v * 8 * gate_ld, 8);
     gate_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 8; ++v) up_held[v] = load_chunk<8>(up_from + v * 8 * up_ld, 8);
+    for (int v = 0; v < 4; ++v) up_held[v] = load_chunk<8>(up_from + v * 8 * up_ld, 8);
     up_from += split_k * tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
     #pragma unroll
-    for (int v = 0; v < 8; ++v) store<8>(slice + gate_to + v * at_once, gate_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + gate_to + v * at_once, gate_held[v]);
     #pragma unroll
-    for (int v = 0; v < 8; ++v) store<8>(slice + up_to + v * at_once, up_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + up_to + v * at_once, up_held[v]);
   };
 
   // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  Fragment x_part[2][1];
-  Fragment gate_part[2][4];
-  Fragment up_part[2][4];
-  Sums tokens_times_gate_sums[4][1] = {};
-  Sums tokens_times_up_sums[4][1] = {};
+  Fragment x_part[2][2];
+  Fragment gate_part[2][2];
+  Fragment up_part[2][2];
+  Sums tokens_times_gate_sums[2][2] = {};
+  Sums tokens_times_up_sums[2][2] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
-    load_fragment<8>(x_part[buffer][0], slice, 0, k * 32);
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) load_fragment<8>(x_part[buffer][i], slice + i * (16 * tile_k), 0, k * 32);
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
       load_fragment<8>(gate_part[buffer][i], slice + gate_at + i * (16 * tile_k), 0, k * 32);
     }
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) {
       load_fragment<8>(up_part[buffer][i], slice + up_at + i * (16 * tile_k), 0, k * 32);
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      multiply_add(tokens_times_gate_sums[n][0], gate_part[buffer][n], x_part[buffer][0]);
-      multiply_add(tokens_times_up_sums[n][0], up_part[buffer][n], x_part[buffer][0]);
+    for (int n = 0; n < 2; ++n) {
+      #pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        multiply_add(tokens_times_gate_sums[n][m], gate_part[buffer][n], x_part[buffer][m]);
+        multiply_add(tokens_times_up_sums[n][m], up_part[buffer][n], x_part[buffer][m]);
+      }
     }
   };
 
@@ -289,13 +293,16 @@ moe_layer_h(
   float* const tokens_times_gate_shared = reinterpret_cast<float*>(shared);
   float* const tokens_times_up_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
   #pragma unroll
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 2; ++n) {
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int sum_row = lane % 16;
-      const int sum_col = n * 16 + lane / 16 * 4 + i;
-      tokens_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_gate_sums[n][0][i];
-      tokens_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_up_sums[n][0][i];
+    for (int m = 0; m < 2; ++m) {
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int sum_row = m * 16 + lane % 16;
+        const int sum_col = n * 16 + lane / 16 * 4 + i;
+        tokens_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_gate_sums[n][m][i];
+        tokens_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_up_sums[n][m][i];
+      }
     }
   }
   __syncthreads();

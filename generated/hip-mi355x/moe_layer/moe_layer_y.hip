@@ -2,7 +2,7 @@
 // y of moe_layer.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
-// tile     16 x 64 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group;
+// tile     32 x 32 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group;
 //          each of rows of one of 64 groups
 // traffic  274.7 MB moved, 274.7 MB ideal, 274.7 MB with products apart, 283.1 MB unfused in 2 launches
 // floor    34.3 us at 8 TB/s; memory-bound at 15.63 flop/B
@@ -29,9 +29,9 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 64, tile_k = 64, stages = 2;
+constexpr int tile_rows = 32, tile_cols = 32, tile_k = 64, stages = 2;
 constexpr int split_k = 2, steps = 8;  // parts of K, and slices of each
-constexpr int tiles_across = 32;
+constexpr int tiles_across = 64;
 constexpr int segments = 64;  // groups of rows
 // elements from the start of a slice to the right factor, and to its end
 constexpr int down_at = tile_rows * tile_k;
@@ -161,41 +161,45 @@ moe_layer_y(
   const int down_n = lane / 8, down_k = lane % 8 * 8;
   const __bf16* down_from = down_ptr + segment * down_group + (col0 + down_n) * down_ld + k_group * tile_k + down_k;
   const int down_to = down_at + place<8>(down_n, down_k);
-  Vec<__bf16, 8> h_held[2];
-  Vec<__bf16, 8> down_held[8];
+  Vec<__bf16, 8> h_held[4];
+  Vec<__bf16, 8> down_held[4];
   const auto fetch_slice = [&]() {
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
+    for (int v = 0; v < 4; ++v) {
       h_held[v] = load_chunk<8>(h_from + v * 8 * h_stride, h_m + v * 8 < rows_here ? 8 : 0);
     }
     h_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 8; ++v) down_held[v] = load_chunk<8>(down_from + v * 8 * down_ld, 8);
+    for (int v = 0; v < 4; ++v) down_held[v] = load_chunk<8>(down_from + v * 8 * down_ld, 8);
     down_from += split_k * tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + h_to + v * at_once, h_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + h_to + v * at_once, h_held[v]);
     #pragma unroll
-    for (int v = 0; v < 8; ++v) store<8>(slice + down_to + v * at_once, down_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + down_to + v * at_once, down_held[v]);
   };
 
   // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  Fragment h_part[2][1];
-  Fragment down_part[2][4];
-  Sums grouped_matmul_sums[4][1] = {};
+  Fragment h_part[2][2];
+  Fragment down_part[2][2];
+  Sums grouped_matmul_sums[2][2] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
-    load_fragment<8>(h_part[buffer][0], slice, 0, k * 32);
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) load_fragment<8>(h_part[buffer][i], slice + i * (16 * tile_k), 0, k * 32);
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
       load_fragment<8>(down_part[buffer][i], slice + down_at + i * (16 * tile_k), 0, k * 32);
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int n = 0; n < 4; ++n) multiply_add(grouped_matmul_sums[n][0], down_part[buffer][n], h_part[buffer][0]);
+    for (int n = 0; n < 2; ++n) {
+      #pragma unroll
+      for (int m = 0; m < 2; ++m) multiply_add(grouped_matmul_sums[n][m], down_part[buffer][n], h_part[buffer][m]);
+    }
   };
 
   if (of_group) {  // else all sums are 0
@@ -229,12 +233,15 @@ moe_layer_y(
   __syncthreads();
   float* const grouped_matmul_shared = reinterpret_cast<float*>(shared);
   #pragma unroll
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 2; ++n) {
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int sum_row = lane % 16;
-      const int sum_col = n * 16 + lane / 16 * 4 + i;
-      grouped_matmul_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = grouped_matmul_sums[n][0][i];
+    for (int m = 0; m < 2; ++m) {
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int sum_row = m * 16 + lane % 16;
+        const int sum_col = n * 16 + lane / 16 * 4 + i;
+        grouped_matmul_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = grouped_matmul_sums[n][m][i];
+      }
     }
   }
   __syncthreads();
