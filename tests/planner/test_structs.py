@@ -22,7 +22,8 @@ def test_what_a_struct_prints() -> None:
 
 
 def test_the_picker_that_a_kernel_declares_is_the_one_that_is_counted() -> None:
-    """Of each way of choosing; the kernel's own static_assert holds its size against the launch's bytes."""
+    """Of each way of choosing; the kernel's own static_assert holds its size against the launch's bytes. Lanes that
+    hand each other their best share none."""
     plans: dict[tuple[str, str, bool, bool], RowPlan] = {}
     for name in ("topk", "router_topk"):
         for plan in candidates(ALL[name].graph, H200).plans:
@@ -37,4 +38,5 @@ def test_the_picker_that_a_kernel_declares_is_the_one_that_is_counted() -> None:
         found = picker(plan.selection, plan.tile, plan.target.warp, adds_up(plan))
         check = f'static_assert(sizeof(Picker) <= {found.bytes}, "the launch\'s shared memory");'
         assert plan.shared_bytes == found.bytes
-        assert "\n".join((*found.lines(), check)) in render(plan).text
+        text = render(plan).text
+        assert "\n".join((*found.lines(), check)) in text if found.bytes else "Picker" not in text

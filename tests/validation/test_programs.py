@@ -215,16 +215,15 @@ def test_rows_that_are_too_short_for_a_rule_stay_wide(monkeypatch: pytest.Monkey
     assert small.graph.sizes == {"M": 32, "V": 128256, "K": 512}
 
 
-@pytest.mark.parametrize(("name", "gpu"), [("mlp", "cuda:a100"), ("moe_mlp", "cuda:sm_100")])
-def test_what_is_cut_otherwise_at_smaller_sizes_keeps_its_cut(name: str, gpu: str) -> None:
+def test_what_is_cut_otherwise_at_smaller_sizes_keeps_its_cut() -> None:
     """Three kernels, where at the smaller sizes two are cheaper. At full size it took the emulator ten minutes."""
-    program: Any = fusegen.compile(SHIPPED[name], target=gpu, on="emulator", tuned=False)
+    program: Any = fusegen.compile(SHIPPED["mlp"], target="cuda:a100", on="emulator", tuned=False)
     assert program.report.ok
     small = smaller(program.plan)
     assert small is not None
     assert len(small.steps) == len(program.plan.steps) == 3
     shown = {dim: size for dim, size in small.graph.sizes.items() if size != program.plan.graph.sizes[dim]}
-    assert shown == ({"K": 512, "H": 512} if name == "mlp" else {"K": 512, "H": 512, "E": 8})
+    assert shown == {"K": 512, "H": 512}
     assert [s.plan.rule for s in small.steps] == [s.plan.rule for s in program.plan.steps]
 
 
