@@ -128,9 +128,10 @@ def in_one_cluster(program: ProgramPlan) -> ProgramPlan:
 
 
 def by_threads(program: ProgramPlan, steps: Sequence[Step]) -> ByThreads:
-    """Of a launch of one short step; nothing of any other."""
+    """Of a launch of one short step; nothing of any other. New rows of an operand have a launch of their own: what they
+    leave as it is, the emulator takes for bytes that this launch has yet to write."""
     step = steps[0]
-    if len(steps) > 1 or step.plan.cost.time_us > SHORT_US:
+    if len(steps) > 1 or step.plan.cost.time_us > SHORT_US or step.graph.scatters:
         return {}
     few = one_cluster.narrowed(program.target)
     plans = candidates(step.graph, few, step.plan.layout).plans
