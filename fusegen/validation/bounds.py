@@ -458,11 +458,12 @@ def extreme(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
 
 
 def stepped(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
-    """Rounding: monotone, and done alike by the reference, so only an inexact argument may land on another step."""
+    """Rounding: monotone, and done alike by the reference, so only an inexact argument may land on another step; where
+    anything may stand there, NaN too, nothing is known."""
     arg = args[0]
     value = apply(op, [arg.value])
     error = np.maximum(gap(apply(op, [arg.low]), value), gap(apply(op, [arg.high]), value))
-    return value, np.where(arg.error == 0, 0.0, error)
+    return value, np.where(arg.error == 0, 0.0, np.where(np.isinf(arg.error), np.inf, error))
 
 
 def recoded(op: Op, args: list[Bounded]) -> tuple[Array, Array]:

@@ -21,7 +21,7 @@ from fusegen.planner import plan
 from fusegen.planner.model import Plan
 from fusegen.targets import H200
 from fusegen.validation.bounded import Bounded, bounded, gap
-from fusegen.validation.bounds import RULES, analyse, settle, steepest
+from fusegen.validation.bounds import RULES, analyse, settle, steepest, stepped
 from fusegen.validation.compare import compare, figures, stored
 from fusegen.validation.formulas import apply, formula
 
@@ -199,6 +199,16 @@ def test_an_infinity_of_which_nothing_is_known_stays_so_behind_an_even_function(
     with np.errstate(invalid="ignore"):
         error = settle(OPS["square"], [unknown], np.full(3, np.inf), np.zeros(3))
     assert error.tolist() == [np.inf, np.inf, 0.0]
+
+
+@pytest.mark.parametrize("name", ["sign", "floor", "to_i32"])
+def test_nothing_is_known_of_a_step_where_anything_may_stand(name: str) -> None:
+    """The sign of a softmax of what overflows was held to lie between -1 and 1, and is NaN."""
+    arg = Bounded(np.array([0.5, 0.5, 0.5]), np.array([np.inf, 0.25, 0.0]))
+    with np.errstate(invalid="ignore"):  # of ends, as analyse() has it
+        _, error = stepped(OPS[name], [arg])
+    assert np.isinf(error[0])
+    assert np.isfinite(error[1:]).all()
 
 
 @chain(M=1, N=4)
