@@ -31,7 +31,8 @@ SM_GBS = 80.0  # that one SM brings
 # Fitted to routers with their sorts, 10 shapes of 1 to 512 tokens and 8 to 256 experts, on an H200 (cold L2, medians of
 # 20; benchmarks/one_cluster.py): all three steps by one cluster took 3.1 us less than three launches for 8 tokens, 0.9
 # less for 64, 1.2 less for 128, 0.1 more for 256 and 5.3 more for 512. The constants say 3.6, 2.1, 1.8 and 0.6 less,
-# and 7.2 more. What they choose takes 0.5 us more than the best of what was timed, at worst.
+# and 7.2 more. What they choose takes 0.5 us more than the best of what was timed, at worst; since top-k sorts words,
+# 1.4 for 512 tokens, whose blocks of 256 threads take longer than said, and 0.3 elsewhere.
 BARRIER_US = 0.9  # between two steps
 TURN_US = 1.2  # of a block behind the first one that an SM takes: nothing else of the step runs beside it
 SOONER_US = 2.6  # that a product of few bytes takes less than the cost of products says, which is fitted to many
