@@ -3,8 +3,9 @@
     python benchmarks/ragged.py                   # some 60 s
     python benchmarks/ragged.py --candidates 40
 
-Rows are dealt to the experts at random, as a router of random logits does, in three ways that are timed by turns. By
-one stopwatch, L2 cold, medians; TB/s of the weights. Run from the repository root on an NVIDIA GPU, with torch.
+Rows are dealt to the experts at random, as a router of random logits does. Of each tile up to three candidates are
+timed, by one stopwatch, L2 cold, medians; TB/s of the weights. Run from the repository root on an NVIDIA GPU, with
+torch.
 """
 
 from __future__ import annotations

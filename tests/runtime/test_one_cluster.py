@@ -183,8 +183,22 @@ def test_steps_that_no_others_can_follow_are_told() -> None:
     assert "clusters of 2 blocks" in obstacle([split])
     staying = replace(product, tile=replace(product.tile, persistent=True))
     assert "no blocks that others can take" in obstacle([staying])
+    assert "more than 8 of them" in obstacle([choice] * 9)
+    norms = candidates(SHIPPED["rmsnorm"].graph, found.target).plans
+    sharing = next(plan for plan in norms if plan.in_any_block and plan.static_shared_bytes)
+    assert not obstacle([sharing])
+    assert "bytes of shared memory" in obstacle([replace(sharing, shared_bytes=found.target.shared_bytes)])
     with pytest.raises(ValueError, match="is no launch"):
         _ = OneClusterPlan("x", found.target, (product, wide), ("a", "b")).parts
+
+
+def test_no_launch_has_more_steps_than_letters() -> None:
+    """What was behind the eighth was left out."""
+    found: Any = plan(SHIPPED["moe_routing"], "cuda:h200")
+    step = found.steps[1]
+    own = {step.plan.threads: step.plan}
+    assert joining.together([[step]] * 8, [own] * 8) is not None
+    assert joining.together([[step]] * 9, [own] * 9) is None
 
 
 # ---------------------------------------------------------------- what is wrong with one is caught

@@ -149,11 +149,12 @@ def streams(plan: Plan) -> bool:
 
 
 def together(launches: Sequence[Sequence[Step]], plans: Sequence[ByThreads]) -> tuple[Step, ...] | None:
-    """These steps as one launch, by the block size that takes the least time; None where they have none in common."""
-    alike = set(plans[0]).intersection(*plans[1:])
+    """These steps as one launch, by the block size that takes the least time; None where they can't be one by any."""
+    common = sorted(set(plans[0]).intersection(*plans[1:]))
+    alike = [threads for threads in common if not one_cluster.obstacle([found[threads] for found in plans])]
     if not alike:
         return None
-    threads = min(sorted(alike), key=lambda own: sum(one_cluster.step_us(found[own]) for found in plans))
+    threads = min(alike, key=lambda own: sum(one_cluster.step_us(found[own]) for found in plans))
     steps = (own[0] for own in launches)
     return tuple(
         replace(step, plan=found[threads], joined="behind" if place else "")
@@ -180,4 +181,6 @@ def one_cluster_as(program: ProgramPlan, large: ProgramPlan) -> ProgramPlan | No
                 return None
             same = (plan for plan in alike if plan.configuration == step.plan.configuration)
             by_name[step.name] = replace(own, plan=next(same, alike[0]), joined="behind" if place else "")
+        if one_cluster.obstacle([by_name[step.name].plan for step in steps]):
+            return None
     return replace(program, steps=tuple(by_name[step.name] for step in program.steps))

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fusegen.planner.model import Cost, Plan
-from fusegen.planner.programs.side_by_side import JoinedPlan, traffic_of
+from fusegen.planner.programs.side_by_side import MOST_STEPS, JoinedPlan, traffic_of
 from fusegen.planner.rows.duration import LAUNCH_US
 from fusegen.targets.base import Target
 
@@ -113,8 +113,13 @@ def obstacle(plans: Sequence[Plan]) -> str:
             return f"{plan.name} has no blocks that others can take in turn"
         if plan.cluster not in (1, cluster_of(plan.target)):
             return f"{plan.name} has clusters of {plan.cluster} blocks"
+    if len(plans) > MOST_STEPS:
+        return f"there are more than {MOST_STEPS} of them"
     if len({plan.threads for plan in plans}) > 1:
         return "their blocks differ in threads"
+    room = sum(plan.static_shared_bytes for plan in plans) + max(plan.shared_bytes for plan in plans)
+    if room > (most := plans[0].target.shared_bytes):
+        return f"together they take {room} bytes of shared memory, of which a block has {most}"
     return ""
 
 
