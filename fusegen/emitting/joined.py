@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fusegen.emitting.definitions import apart, in_common
 from fusegen.emitting.dialect import Dialect
 from fusegen.emitting.rendering import context, environment, render, tidy
 from fusegen.planner.heading import unjoined
@@ -109,48 +110,6 @@ def functions_of(part: Plan, said: Mapping[str, Any]) -> list[str]:
     prelude = environment().get_template("parts/prelude.j2").render(seen)
     own = template.blocks.get("functions")
     return apart(tidy(prelude + "".join(own(template.new_context(seen)) if own else ())))
-
-
-def apart(text: str) -> list[str]:
-    """A text of definitions, split at the empty lines that are inside none."""
-    found: list[str] = []
-    lines: list[str] = []
-    depth = 0
-    for line in [*text.splitlines(), ""]:
-        if not line and not depth:
-            found += ["\n".join(lines)] * bool(lines)
-            lines = []
-            continue
-        lines.append(line)
-        code = line.partition("//")[0]
-        depth += code.count("{") - code.count("}")
-    return found
-
-
-DEFINITION = re.compile(
-    r"__device__ __forceinline__ [^(]*?(\w+)\(|#define (\w+)|typedef .*\b(\w+);"
-    r"|struct .*?(\w+) \{|constexpr \w+ (\w+) ="
-)
-
-
-def names_of(text: str) -> frozenset[str]:
-    """What a definition names; of constants in one line the first."""
-    return frozenset(name for found in DEFINITION.findall(text) for name in found if name)
-
-
-def in_common(texts: Sequence[Sequence[str]]) -> list[str]:
-    """Of several steps' definitions those that may stand in front of all: each is in several, alone under its names,
-    and takes nothing that is a step's own."""
-    every = merged(texts)
-    named = {text: names_of(text) for text in every}
-    words = {text: set(re.findall(r"\w+", re.sub(r"//.*", "", text))) for text in every}
-    found = [text for text in every if sum(text in own for own in texts) > 1]
-    while True:
-        of_steps = frozenset().union(*(named[text] for text in every if text not in found))
-        kept = [text for text in found if words[text].isdisjoint(of_steps)]
-        if kept == found:
-            return found
-        found = kept
 
 
 def context_words(plan: JoinedPlan) -> list[str]:
