@@ -69,7 +69,8 @@ SELECTION_FRAME = frozenset(
     merge_delegates beyond_lane most_here next_here own_group lanes_least fminf last_place orders_of pair_of
     first_entry second_entry sort_entries order_entries merge_best best_of merge_lanes part_best take_own
     larger_pair pairs spots turned second best_groups half_of_groups own_groups group_spots row_pairs first_place
-    row_step entries others word upper apart spot either""".split()  # noqa: SIM905
+    row_step entries others word upper apart spot either place_bits word_of alike last_key missed next_key owner head
+    behind""".split()  # noqa: SIM905
 )
 # the same of the template that reduces columns
 COLUMN_FRAME = frozenset(("turn", "u", "rank", "first_col", "own_col", "own", "from", "sums", "b", "c", "r",

@@ -570,6 +570,11 @@ class Selection:
         return isinstance(self.way, Packed)
 
     @property
+    def clipped(self) -> bool:
+        """Has that word room for some of the key's bits alone?"""
+        return isinstance(self.way, Packed) and self.way.clipped
+
+    @property
     def best(self) -> str:
         """How a warp or a part of it finds the best, where that is not by rank: a word of configurations."""
         if isinstance(self.way, Packed):

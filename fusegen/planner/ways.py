@@ -32,12 +32,15 @@ class InWarp:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A few lanes hold a row of keys, each in one word with its column: of 32 bits, where keys are `stored` as 16 bits
-    or rounded to them, else `wide`, of 64.
+    """A few lanes hold a row of keys, each in one word of 32 bits with its column: in the upper half, where keys are
+    `stored` as 16 bits or rounded to them; else, of f32, `clipped`: without the last bits of its order, in whose place
+    the column stands.
 
     A network sorts a lane's words, `sorted` at a time, of which the best stay; then lanes merge theirs. As words
-    differ, there are no ties. Of `group` keys next to each other the largest is their delegate: so many of the best
-    groups as are sorted at a time hold the best keys, which are sorted alone. 1: every key is its own delegate.
+    differ, there are no ties. Clipped words may be in another order than their keys, which shared memory holds: where
+    two agree in all bits but the column's, and that makes a difference, the row's best are found again, one after
+    another. Of `group` keys next to each other the largest is their delegate: so many of the best groups as are sorted
+    at a time hold the best keys, which are sorted alone. 1: every key is its own delegate.
     """
 
     by: ClassVar[Literal["warp"]] = "warp"
@@ -46,7 +49,7 @@ class Packed:
     group: int = 1
 
     @property
-    def wide(self) -> bool:
+    def clipped(self) -> bool:
         return self.stored is f32
 
     def parted(self, lanes: int) -> bool:

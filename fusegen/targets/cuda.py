@@ -88,6 +88,14 @@ def orders(pair: str, one: str) -> tuple[str, ...]:
     )
 
 
+ORDER_OF = (  # PTX ISA, "Floating Point Instructions": add makes every NaN 0x7fffffff, and -0 + 0 is 0
+    "float y;",
+    'asm("add.f32 %0, %1, %2;" : "=f"(y) : "f"(key), "f"(0.0f));',
+    "const unsigned bits = __float_as_uint(y);",
+    "return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);",
+)
+
+
 def larger_pair(pair: str) -> tuple[str, ...]:
     """PTX ISA, max: from sm_80 on."""
     return ("unsigned y;", f'asm("max.NaN.{pair} %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));', "return y;")
@@ -358,6 +366,7 @@ SPELLING = Spelling(
         "mma_by_rows_bf16": mma_by_rows("bf16"),
         "orders_f16": orders("f16x2", "0x3c003c00u"),
         "orders_bf16": orders("bf16x2", "0x3f803f80u"),
+        "order_f32": ORDER_OF,
         "larger_pair_f16": larger_pair("f16x2"),
         "larger_pair_bf16": larger_pair("bf16x2"),
         "key_pair_f16": (

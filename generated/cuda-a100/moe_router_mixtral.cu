@@ -234,12 +234,14 @@ moe_router_mixtral(
 
   // the 2 chosen, pass 2 of 3 over them: sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
+  float e_kept[2];
   #pragma unroll
   for (int rank = 0; rank < 2; ++rank) {
     const Entry entry = picks[rank];
     const float best_ = key_of(entry);
     const float best_minus_pivot = best_ - pivot;
     const float e = exponential(best_minus_pivot);
+    e_kept[rank] = e;
     sum_of_exps_part += e;
   }
   const float sum_of_exps = sum_of_exps_part;
@@ -251,10 +253,7 @@ moe_router_mixtral(
   Vec<float, 2> softmax_vec;
   #pragma unroll
   for (int rank = 0; rank < 2; ++rank) {
-    const Entry entry = picks[rank];
-    const float best_ = key_of(entry);
-    const float best_minus_pivot = best_ - pivot;
-    const float e = exponential(best_minus_pivot);
+    const float e = e_kept[rank];
     const float softmax = e * inverse_sum;
     softmax_vec.at[rank] = softmax;
   }

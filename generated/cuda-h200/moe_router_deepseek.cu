@@ -13,7 +13,7 @@
 // tile     8 threads a row, 16 rows a block; add in registers, the best 8 by rank behind 8 delegates a
 //          lane
 // traffic  71.3 MB moved, 71.3 MB ideal, 354.9 MB unfused in 7 launches
-// floor    14.9 us at 4.8 TB/s; memory-bound at 2.72 flop/B
+// floor    14.9 us at 4.8 TB/s; instruction-bound at 2.72 flop/B
 // needs    rows of 256 elements, next to each other; logits, bias: address and strides in multiples of
 //          16 B; bias [E] shared by every row
 //

@@ -372,11 +372,13 @@ moe_router_gpt_oss(
 
   // the 4 chosen, pass 2 of 3 over them: sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
+  float e_kept;
   if (live && lane < 4) {
     const Entry entry = picks[0];
     const float best_ = key_of(entry);
     const float best_minus_pivot = best_ - pivot;
     const float e = exponential(best_minus_pivot);
+    e_kept = e;
     sum_of_exps_part += e;
   }
   const float sum_of_exps = row_sum(sum_of_exps_part);
@@ -386,10 +388,7 @@ moe_router_gpt_oss(
 
   // the 4 chosen, pass 3 of 3 over them: write softmax
   if (live && lane < 4) {
-    const Entry entry = picks[0];
-    const float best_ = key_of(entry);
-    const float best_minus_pivot = best_ - pivot;
-    const float e = exponential(best_minus_pivot);
+    const float e = e_kept;
     const float softmax = e * inverse_sum;
     softmax_row[lane] = softmax;
   }

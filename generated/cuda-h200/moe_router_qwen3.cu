@@ -365,12 +365,14 @@ moe_router_qwen3(
 
   // the 8 chosen, pass 2 of 3 over them: sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
+  float e_kept[2];
   #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const Entry entry = picks[r];
     const float best_ = key_of(entry);
     const float best_minus_pivot = best_ - pivot;
     const float e = exponential(best_minus_pivot);
+    e_kept[r] = e;
     sum_of_exps_part += e;
   }
   const float sum_of_exps = row_sum(sum_of_exps_part);
@@ -382,10 +384,7 @@ moe_router_qwen3(
   Vec<float, 2> softmax_vec;
   #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const Entry entry = picks[r];
-    const float best_ = key_of(entry);
-    const float best_minus_pivot = best_ - pivot;
-    const float e = exponential(best_minus_pivot);
+    const float e = e_kept[r];
     const float softmax = e * inverse_sum;
     softmax_vec.at[r] = softmax;
   }

@@ -8,16 +8,19 @@
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
 // selects  8 of 256 columns a row by scores, largest first; NaN before all, ties by column, -inf never
-// tile     4 threads a row, 32 rows a block; scores in registers, the best 8 by a network, 8 at a time
+// tile     8 threads a row, 16 rows a block; scores in registers, the best 8 by a network, 8 at a time,
+//          of the best groups of 4
 // traffic  75.5 MB moved, 75.5 MB ideal, 283.6 MB unfused in 4 launches
-// floor    15.7 us at 4.8 TB/s; instruction-bound at 3.76 flop/B
-// needs    rows of 256 elements, next to each other; scores: address and strides in multiples of 16 B;
-//          weights, experts: address and strides in multiples of 8 B
+// floor    15.7 us at 4.8 TB/s; memory-bound at 3.76 flop/B
+// needs    rows of 256 elements, next to each other; scores: address and strides in multiples of 16 B
 //
-// method   bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by 4 lanes a row. A key
+// method   bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by 8 lanes a row. A key
 //          and its column are one word of 32 bits; 8 words at a time are sorted, the best of them and
-//          of those before stay, and so do the best of all lanes
+//          of those before stay, and so do the best of all lanes. The largest of 4 keys next to each
+//          other is their delegate (Dr. Top-k, Gaihre et al., SC 2021): so are the best groups chosen
+//          first, and then of their keys alone
 // sections words     a key's order above its column: the larger word is the one to choose
+//          groups    the best of them, whose keys are left to choose from
 //          choose    the best words, by Batcher's networks: they are sorted, and merged
 //          write     what is computed at the chosen columns
 
@@ -37,12 +40,6 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
 template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
-}
-
-// the vector to p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
-  *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
 // a bf16 is an f32's upper half. The compiler joins these steps with those that find x in its word, which it does not with
@@ -78,19 +75,19 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// the largest value over the 4 threads of a row, in every one of them
+// the largest value over the 8 threads of a row, in every one of them
 __device__ __forceinline__ float row_max(float v) {
   #pragma unroll
-  for (int step = 2; step > 0; step /= 2) {
+  for (int step = 4; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 4 threads of a row, in every one of them
+// the sum over the 8 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
-  for (int step = 2; step > 0; step /= 2) {
+  for (int step = 4; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
@@ -216,17 +213,34 @@ __device__ __forceinline__ Entry either(bool first, Entry a, Entry b) {
 // the best of this lane and of the one in the row's other half: each keeps one half of them, in no order
 __device__ __forceinline__ void part_best(Entry (&half)[4], const Entry (&best)[8]) {
   #pragma unroll
-  for (int q = 0; q < 4; ++q) half[q] = max(best[q], __shfl_xor_sync(0xffffffffu, best[7 - q], 2));
+  for (int q = 0; q < 4; ++q) half[q] = max(best[q], __shfl_xor_sync(0xffffffffu, best[7 - q], 4));
 }
 
 // of what all lanes of a half have, the part of this one
-__device__ __forceinline__ void take_own(Entry (&own)[2], const Entry (&half)[4], int lane) {
-  #pragma unroll
-  for (int q = 0; q < 2; ++q) {
-    own[q] = half[q];
-    own[q] = either(lane % 2 == 1, half[2 + q], own[q]);
-  }
+__device__ __forceinline__ void take_own(Entry (&own)[1], const Entry (&half)[4], int lane) {
+  own[0] = half[0];
+  own[0] = either(lane % 4 == 1, half[1], own[0]);
+  own[0] = either(lane % 4 == 2, half[2], own[0]);
+  own[0] = either(lane % 4 == 3, half[3], own[0]);
 }
+
+// of two pairs of keys the larger ones; NaN is above all numbers
+__device__ __forceinline__ unsigned larger_pair(unsigned a, unsigned b) {
+  unsigned y;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+
+// what the warp's threads wrote to shared memory can be read by all of them
+__device__ __forceinline__ void meet() {
+  __syncwarp();
+}
+
+// what the threads of a block share: of 16 rows
+struct alignas(16) Picker {
+  unsigned pairs[16][160];  // of keys, each row's from its end on
+};
+static_assert(sizeof(Picker) <= 10240, "the launch's shared memory");
 
 extern "C" __global__ void __launch_bounds__(128)
 router_topk(
@@ -238,26 +252,28 @@ router_topk(
     long long weights_stride,
     long long experts_stride)
 {
-  constexpr int row_threads = 4;
-  constexpr int block_rows = 32;  // that a block takes
-  const int lane = threadIdx.x % row_threads;  // of the 4 threads that share a row
+  constexpr int row_threads = 8;
+  constexpr int block_rows = 16;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 8 threads that share a row
+  extern __shared__ __align__(16) unsigned char shared[];
+  Picker& picker = *reinterpret_cast<Picker*>(shared);
   const long long own_row = static_cast<long long>(blockIdx.x) * block_rows + threadIdx.x / row_threads;
   const bool live = own_row < rows;
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const __nv_bfloat16* const scores_row = scores_ptr + row * scores_stride;
   float* const weights_row = weights_ptr + row * weights_stride;
   int* const experts_row = experts_ptr + row * experts_stride;
-  Vec<__nv_bfloat16, 8> scores_vec[8];
+  Vec<__nv_bfloat16, 8> scores_vec[4];
 
   // pass 1 of 3: read scores; keep scores; top = max(scores)
   float top_part = -INFINITY;
   #pragma unroll
-  for (int v = 0; v < 8; ++v) {
+  for (int v = 0; v < 4; ++v) {
     const int col = (v * row_threads + lane) * 8;
     scores_vec[v] = load<8>(scores_row + col);
   }
   #pragma unroll
-  for (int v = 0; v < 8; ++v) {
+  for (int v = 0; v < 4; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float scores = widened(scores_vec[v].at[j]);
@@ -271,7 +287,7 @@ router_topk(
   // pass 2 of 3: sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
   #pragma unroll
-  for (int v = 0; v < 8; ++v) {
+  for (int v = 0; v < 4; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float scores = widened(scores_vec[v].at[j]);
@@ -287,51 +303,76 @@ router_topk(
 
   // ---- words
   // a lane's keys, two in one word
-  float keys[64];
+  float keys[32];
   #pragma unroll
-  for (int v = 0; v < 8; ++v) {
+  for (int v = 0; v < 4; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float scores = widened(scores_vec[v].at[j]);
       keys[v * 8 + j] = scores;
     }
   }
-  unsigned pairs[32];
+  unsigned pairs[16];
   #pragma unroll
-  for (int q = 0; q < 32; ++q) pairs[q] = pair_of(keys[q * 2], keys[q * 2 + 1]);
+  for (int q = 0; q < 16; ++q) pairs[q] = pair_of(keys[q * 2], keys[q * 2 + 1]);
+
+  // ---- groups
+  // the largest of 4 keys next to each other is their delegate: the best 8 groups have the best 8 keys. A row's
+  // pairs lie in shared memory from its end on, and the place of a group is where its pairs are
+  const int at = threadIdx.x / 8;  // the row's place in the block
+  constexpr int row_pairs = 128;
+  unsigned delegates[4], group_spots[4];
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const Vec<unsigned, 4> turned = {pairs[v * 4 + 3], pairs[v * 4 + 2], pairs[v * 4 + 1], pairs[v * 4]};
+    const int place = row_pairs - 4 - (v * 8 + lane) * 4;
+    *reinterpret_cast<Vec<unsigned, 4>*>(&picker.pairs[at][place]) = turned;
+    const unsigned first = larger_pair(pairs[v * 4], pairs[v * 4 + 1]);
+    const unsigned second = larger_pair(pairs[v * 4 + 2], pairs[v * 4 + 3]);
+    delegates[v] = orders_of(larger_pair(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632)));
+    group_spots[v] = (row_pairs - 30) * 0x10001u - 0x20000u - v * 0x200020u;
+  }
+  Entry best_groups[8];
+  best_of(best_groups, delegates, group_spots);
+  #pragma unroll
+  for (int q = 0; q < 8; ++q) best_groups[q] += (7 - lane) * 4;
+  #pragma unroll
+  for (int step = 1; step < 4; step *= 2) merge_lanes(best_groups, step);
+  Entry half_of_groups[4], own_groups[1];
+  part_best(half_of_groups, best_groups);
+  take_own(own_groups, half_of_groups, lane);
+  meet();
 
   // ---- choose
-  constexpr int first_place = 231, row_step = 32;  // of the first lane, and of vectors that follow
-  // a lane's best; then those of all lanes
-  unsigned orders[32], spots[32];  // of the first lane's columns
-  #pragma unroll
-  for (int q = 0; q < 32; ++q) {
-    orders[q] = orders_of(pairs[q]);
-    spots[q] = (first_place - (q * 2 / 8 * row_step + q * 2 % 8)) * 0x10001u - 0x10000u;
-  }
+  // of the keys of the best groups, each lane's part
+  unsigned orders[2], spots[2];
+  const unsigned spot = own_groups[0] & 0xffffu;
+  const Vec<unsigned, 2> words = *reinterpret_cast<const Vec<unsigned, 2>*>(&picker.pairs[at][spot]);
+  orders[0] = orders_of(words.at[0]);
+  orders[1] = orders_of(words.at[1]);
+  spots[0] = spot * 0x20002u + 1;
+  spots[1] = spot * 0x20002u + 0x20003u;
   Entry best[8];
   best_of(best, orders, spots);
   #pragma unroll
-  for (int q = 0; q < 8; ++q) best[q] += (3 - lane) * 8;
-  merge_lanes(best, 1);
+  for (int step = 1; step < 4; step *= 2) merge_lanes(best, step);
   // the better half of the best goes to the first half of the lanes
   Entry half[4], beyond[4];
   part_best(half, best);
   #pragma unroll
-  for (int q = 0; q < 4; ++q) beyond[q] = __shfl_xor_sync(0xffffffffu, half[3 - q], 2);
+  for (int q = 0; q < 4; ++q) beyond[q] = __shfl_xor_sync(0xffffffffu, half[3 - q], 4);
   #pragma unroll
-  for (int q = 0; q < 4; ++q) half[q] = lane < 2 ? max(half[q], beyond[q]) : min(half[q], beyond[q]);
+  for (int q = 0; q < 4; ++q) half[q] = lane < 4 ? max(half[q], beyond[q]) : min(half[q], beyond[q]);
   order_entries(half);
-  Entry picks[2];  // of the row's best, those of this lane
+  Entry picks[1];  // of the row's best, those of this lane
   take_own(picks, half, lane);
 
   // ---- write
   // the 8 chosen, pass 1 of 2 over them: sum_of_likely = sum(likely); write experts
   float sum_of_likely_part = 0.0f;
-  Vec<int, 2> experts_vec;
-  #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const Entry entry = picks[r];
+  float likely_kept;
+  if (live && lane < 8) {
+    const Entry entry = picks[0];
     const int experts = entry > masked ? column_of(entry) : -1;
     const float take_ = key_of(entry);
     const bool experts_below_0 = experts < 0;
@@ -339,26 +380,16 @@ router_topk(
     const float exp_ = exponential(take_minus_pivot);
     const float mul = exp_ * inverse_sum;
     const float likely = experts_below_0 ? 0.0f : mul;
+    likely_kept = likely;
     sum_of_likely_part += likely;
-    experts_vec.at[r] = experts;
+    experts_row[lane] = experts;
   }
-  if (live) store(experts_row + lane * 2, experts_vec);
   const float sum_of_likely = row_sum(sum_of_likely_part);
 
   // the 8 chosen, pass 2 of 2 over them: write weights
-  Vec<float, 2> weights_vec;
-  #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const Entry entry = picks[r];
-    const int experts = entry > masked ? column_of(entry) : -1;
-    const float take_ = key_of(entry);
-    const bool experts_below_0 = experts < 0;
-    const float take_minus_pivot = take_ - pivot;
-    const float exp_ = exponential(take_minus_pivot);
-    const float mul = exp_ * inverse_sum;
-    const float likely = experts_below_0 ? 0.0f : mul;
+  if (live && lane < 8) {
+    const float likely = likely_kept;
     const float weights = likely / sum_of_likely;
-    weights_vec.at[r] = weights;
+    weights_row[lane] = weights;
   }
-  if (live) store(weights_row + lane * 2, weights_vec);
 }

@@ -7,14 +7,14 @@
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // selects  4 of 128 columns a row by cast, largest first; NaN before all, ties by column, -inf never
-// tile     16 threads a row, 16 rows a block; cast in registers, the best 4 by a network, 4 at a time
+// tile     4 threads a row, 128 rows a block; cast in registers, the best 4 by a network, 4 at a time
 // traffic  18.9 MB moved, 18.9 MB ideal, 87.0 MB unfused in 4 launches
 // floor    3.6 us at 5.3 TB/s; memory-bound at 1.49 flop/B
 // rounding cast to bf16 by an explicit cast; f32 between
 // needs    rows of 128 elements, next to each other; logits, bias: address and strides in multiples of
 //          16 B; bias [E] shared by every row
 //
-// method   bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by 16 lanes a row. A key
+// method   bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by 4 lanes a row. A key
 //          and its column are one word of 32 bits; 4 words at a time are sorted, the best of them and
 //          of those before stay, and so do the best of all lanes
 // sections words     a key's order above its column: the larger word is the one to choose
@@ -82,19 +82,19 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __builtin_bit_cast(decltype(v), other);
 }
 
-// the largest value over the 16 threads of a row, in every one of them
+// the largest value over the 4 threads of a row, in every one of them
 __device__ __forceinline__ float row_max(float v) {
   #pragma unroll
-  for (int step = 8; step > 0; step /= 2) {
+  for (int step = 2; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 16 threads of a row, in every one of them
+// the sum over the 4 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
-  for (int step = 8; step > 0; step /= 2) {
+  for (int step = 2; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
@@ -218,7 +218,19 @@ __device__ __forceinline__ Entry either(bool first, Entry a, Entry b) {
   return first ? a : b;
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+// the best of this lane and of the one in the row's other half: each keeps one half of them, in no order
+__device__ __forceinline__ void part_best(Entry (&half)[2], const Entry (&best)[4]) {
+  #pragma unroll
+  for (int q = 0; q < 2; ++q) half[q] = max(best[q], __shfl_xor(best[3 - q], 2));
+}
+
+// of what all lanes of a half have, the part of this one
+__device__ __forceinline__ void take_own(Entry (&own)[1], const Entry (&half)[2], int lane) {
+  own[0] = half[0];
+  own[0] = either(lane % 2 == 1, half[1], own[0]);
+}
+
+extern "C" __global__ void __launch_bounds__(512)
 moe_router_gpt_oss(
     const __bf16* __restrict__ logits_ptr,
     const __bf16* __restrict__ bias_ptr,
@@ -229,9 +241,9 @@ moe_router_gpt_oss(
     long long softmax_stride,
     long long experts_stride)
 {
-  constexpr int block_rows = 16;  // that a block takes
-  constexpr int row_threads = 16;
-  const int lane = threadIdx.x % row_threads;  // of the 16 threads that share a row
+  constexpr int row_threads = 4;
+  constexpr int block_rows = 128;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 4 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
   const long long own_row = tile * block_rows + threadIdx.x / row_threads;
@@ -240,54 +252,68 @@ moe_router_gpt_oss(
   const __bf16* const logits_row = logits_ptr + row * logits_stride;
   float* const softmax_row = softmax_ptr + row * softmax_stride;
   int* const experts_row = experts_ptr + row * experts_stride;
-  const int col = lane * 8;
-  float cast_kept[8];
+  float cast_kept[4][8];
 
   // pass 1 of 2: read logits, bias; keep cast
-  {
-    const Vec<__bf16, 8> logits_vec = load<8>(logits_row + col);
-    const Vec<__bf16, 8> bias_vec = load<8>(bias_ptr + col);
+  Vec<__bf16, 8> logits_vec[4];
+  Vec<__bf16, 8> bias_vec[4];
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * row_threads + lane) * 8;
+    logits_vec[v] = load<8>(logits_row + col);
+    bias_vec[v] = load<8>(bias_ptr + col);
+  }
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float logits = widened(logits_vec.at[j]);
-      const float bias = widened(bias_vec.at[j]);
+      const float logits = widened(logits_vec[v].at[j]);
+      const float bias = widened(bias_vec[v].at[j]);
       const float add = logits + bias;
       const float cast = round_bf16(add);
-      cast_kept[j] = cast;
+      cast_kept[v][j] = cast;
     }
   }
 
   // ---- words
   // a lane's keys, two in one word
-  float keys[8];
+  float keys[32];
   #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float cast = cast_kept[j];
-    keys[j] = cast;
+  for (int v = 0; v < 4; ++v) {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float cast = cast_kept[v][j];
+      keys[v * 8 + j] = cast;
+    }
   }
-  unsigned pairs[4];
+  unsigned pairs[16];
   #pragma unroll
-  for (int q = 0; q < 4; ++q) pairs[q] = pair_of(keys[q * 2], keys[q * 2 + 1]);
+  for (int q = 0; q < 16; ++q) pairs[q] = pair_of(keys[q * 2], keys[q * 2 + 1]);
 
   // ---- choose
-  constexpr int first_place = 7, row_step = 128;  // of the first lane, and of vectors that follow
+  constexpr int first_place = 103, row_step = 32;  // of the first lane, and of vectors that follow
   // a lane's best; then those of all lanes
-  unsigned orders[4], spots[4];  // of the first lane's columns
+  unsigned orders[16], spots[16];  // of the first lane's columns
   #pragma unroll
-  for (int q = 0; q < 4; ++q) {
+  for (int q = 0; q < 16; ++q) {
     orders[q] = orders_of(pairs[q]);
     spots[q] = (first_place - (q * 2 / 8 * row_step + q * 2 % 8)) * 0x10001u - 0x10000u;
   }
   Entry best[4];
   best_of(best, orders, spots);
   #pragma unroll
-  for (int q = 0; q < 4; ++q) best[q] += (15 - lane) * 8;
+  for (int q = 0; q < 4; ++q) best[q] += (3 - lane) * 8;
+  merge_lanes(best, 1);
+  // the better half of the best goes to the first half of the lanes
+  Entry half[2], beyond[2];
+  part_best(half, best);
   #pragma unroll
-  for (int step = 1; step < 16; step *= 2) merge_lanes(best, step);
-  Entry picks[1] = {best[0]};  // of the row's best, that of this lane
-  picks[0] = either(lane == 1, best[1], picks[0]);
-  picks[0] = either(lane == 2, best[2], picks[0]);
-  picks[0] = either(lane == 3, best[3], picks[0]);
+  for (int q = 0; q < 2; ++q) beyond[q] = __shfl_xor(half[1 - q], 2);
+  #pragma unroll
+  for (int q = 0; q < 2; ++q) half[q] = lane < 2 ? max(half[q], beyond[q]) : min(half[q], beyond[q]);
+  order_entries(half);
+  Entry picks[1];  // of the row's best, those of this lane
+  take_own(picks, half, lane);
 
   // ---- write
   // the 4 chosen, pass 1 of 3 over them: top = max(best_); write experts
@@ -305,11 +331,13 @@ moe_router_gpt_oss(
 
   // the 4 chosen, pass 2 of 3 over them: sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
+  float e_kept;
   if (live && lane < 4) {
     const Entry entry = picks[0];
     const float best_ = key_of(entry);
     const float best_minus_pivot = best_ - pivot;
     const float e = exponential(best_minus_pivot);
+    e_kept = e;
     sum_of_exps_part += e;
   }
   const float sum_of_exps = row_sum(sum_of_exps_part);
@@ -319,10 +347,7 @@ moe_router_gpt_oss(
 
   // the 4 chosen, pass 3 of 3 over them: write softmax
   if (live && lane < 4) {
-    const Entry entry = picks[0];
-    const float best_ = key_of(entry);
-    const float best_minus_pivot = best_ - pivot;
-    const float e = exponential(best_minus_pivot);
+    const float e = e_kept;
     const float softmax = e * inverse_sum;
     softmax_row[lane] = softmax;
   }

@@ -7,12 +7,13 @@
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // selects  8 of 128 columns a row by logits, largest first; NaN before all, ties by column, -inf never
-// tile     16 threads a row, 16 rows a block; logits in registers, the best 8 by a network, 8 at a time
+// tile     4 threads a row, 128 rows a block; logits in registers, the best 8 by a network, 8 at a time
 // traffic  21.0 MB moved, 21.0 MB ideal, 23.1 MB unfused in 2 launches
 // floor    4.0 us at 5.3 TB/s; memory-bound at 0.65 flop/B
-// needs    rows of 128 elements, next to each other; logits: address and strides in multiples of 16 B
+// needs    rows of 128 elements, next to each other; logits: address and strides in multiples of 16 B;
+//          softmax, experts: address and strides in multiples of 8 B
 //
-// method   bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by 16 lanes a row. A key
+// method   bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by 4 lanes a row. A key
 //          and its column are one word of 32 bits; 8 words at a time are sorted, the best of them and
 //          of those before stay, and so do the best of all lanes
 // sections words     a key's order above its column: the larger word is the one to choose
@@ -33,6 +34,12 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
 template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
 // a bf16 is an f32's upper half. The compiler joins these steps with those that find x in its word, which it does not with
@@ -75,19 +82,19 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __builtin_bit_cast(decltype(v), other);
 }
 
-// the largest value over the 16 threads of a row, in every one of them
+// the largest value over the 4 threads of a row, in every one of them
 __device__ __forceinline__ float row_max(float v) {
   #pragma unroll
-  for (int step = 8; step > 0; step /= 2) {
+  for (int step = 2; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 16 threads of a row, in every one of them
+// the sum over the 4 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
-  for (int step = 8; step > 0; step /= 2) {
+  for (int step = 2; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
@@ -211,7 +218,22 @@ __device__ __forceinline__ Entry either(bool first, Entry a, Entry b) {
   return first ? a : b;
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+// the best of this lane and of the one in the row's other half: each keeps one half of them, in no order
+__device__ __forceinline__ void part_best(Entry (&half)[4], const Entry (&best)[8]) {
+  #pragma unroll
+  for (int q = 0; q < 4; ++q) half[q] = max(best[q], __shfl_xor(best[7 - q], 2));
+}
+
+// of what all lanes of a half have, the part of this one
+__device__ __forceinline__ void take_own(Entry (&own)[2], const Entry (&half)[4], int lane) {
+  #pragma unroll
+  for (int q = 0; q < 2; ++q) {
+    own[q] = half[q];
+    own[q] = either(lane % 2 == 1, half[2 + q], own[q]);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(512)
 moe_router_qwen3(
     const __bf16* __restrict__ logits_ptr,
     float* __restrict__ softmax_ptr,
@@ -221,9 +243,9 @@ moe_router_qwen3(
     long long softmax_stride,
     long long experts_stride)
 {
-  constexpr int block_rows = 16;  // that a block takes
-  constexpr int row_threads = 16;
-  const int lane = threadIdx.x % row_threads;  // of the 16 threads that share a row
+  constexpr int row_threads = 4;
+  constexpr int block_rows = 128;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 4 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
   const long long own_row = tile * block_rows + threadIdx.x / row_threads;
@@ -232,71 +254,82 @@ moe_router_qwen3(
   const __bf16* const logits_row = logits_ptr + row * logits_stride;
   float* const softmax_row = softmax_ptr + row * softmax_stride;
   int* const experts_row = experts_ptr + row * experts_stride;
-  const int col = lane * 8;
-  Vec<__bf16, 8> logits_vec;
+  Vec<__bf16, 8> logits_vec[4];
 
   // pass 1 of 2: read logits; keep logits
-  {
-    logits_vec = load<8>(logits_row + col);
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * row_threads + lane) * 8;
+    logits_vec[v] = load<8>(logits_row + col);
   }
 
   // ---- words
   // a lane's keys, two in one word
-  float keys[8];
+  float keys[32];
   #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float logits = widened(logits_vec.at[j]);
-    keys[j] = logits;
+  for (int v = 0; v < 4; ++v) {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float logits = widened(logits_vec[v].at[j]);
+      keys[v * 8 + j] = logits;
+    }
   }
-  unsigned pairs[4];
+  unsigned pairs[16];
   #pragma unroll
-  for (int q = 0; q < 4; ++q) pairs[q] = pair_of(keys[q * 2], keys[q * 2 + 1]);
+  for (int q = 0; q < 16; ++q) pairs[q] = pair_of(keys[q * 2], keys[q * 2 + 1]);
 
   // ---- choose
-  constexpr int first_place = 7, row_step = 128;  // of the first lane, and of vectors that follow
+  constexpr int first_place = 103, row_step = 32;  // of the first lane, and of vectors that follow
   // a lane's best; then those of all lanes
-  unsigned orders[4], spots[4];  // of the first lane's columns
+  unsigned orders[16], spots[16];  // of the first lane's columns
   #pragma unroll
-  for (int q = 0; q < 4; ++q) {
+  for (int q = 0; q < 16; ++q) {
     orders[q] = orders_of(pairs[q]);
     spots[q] = (first_place - (q * 2 / 8 * row_step + q * 2 % 8)) * 0x10001u - 0x10000u;
   }
   Entry best[8];
   best_of(best, orders, spots);
   #pragma unroll
-  for (int q = 0; q < 8; ++q) best[q] += (15 - lane) * 8;
+  for (int q = 0; q < 8; ++q) best[q] += (3 - lane) * 8;
+  merge_lanes(best, 1);
+  // the better half of the best goes to the first half of the lanes
+  Entry half[4], beyond[4];
+  part_best(half, best);
   #pragma unroll
-  for (int step = 1; step < 16; step *= 2) merge_lanes(best, step);
-  Entry picks[1] = {best[0]};  // of the row's best, that of this lane
-  picks[0] = either(lane == 1, best[1], picks[0]);
-  picks[0] = either(lane == 2, best[2], picks[0]);
-  picks[0] = either(lane == 3, best[3], picks[0]);
-  picks[0] = either(lane == 4, best[4], picks[0]);
-  picks[0] = either(lane == 5, best[5], picks[0]);
-  picks[0] = either(lane == 6, best[6], picks[0]);
-  picks[0] = either(lane == 7, best[7], picks[0]);
+  for (int q = 0; q < 4; ++q) beyond[q] = __shfl_xor(half[3 - q], 2);
+  #pragma unroll
+  for (int q = 0; q < 4; ++q) half[q] = lane < 2 ? max(half[q], beyond[q]) : min(half[q], beyond[q]);
+  order_entries(half);
+  Entry picks[2];  // of the row's best, those of this lane
+  take_own(picks, half, lane);
 
   // ---- write
   // the 8 chosen, pass 1 of 3 over them: top = max(best_); write experts
   float top_part = -INFINITY;
-  if (live && lane < 8) {
-    const Entry entry = picks[0];
+  Vec<int, 2> experts_vec;
+  #pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const Entry entry = picks[r];
     const int experts = entry > masked ? column_of(entry) : -1;
     const float best_ = key_of(entry);
     top_part = larger(top_part, best_);
-    experts_row[lane] = experts;
+    experts_vec.at[r] = experts;
   }
+  if (live) store(experts_row + lane * 2, experts_vec);
   const float top = row_max(top_part);
   const bool top_is_minus_inf = top == (-INFINITY);
   const float pivot = top_is_minus_inf ? 0.0f : top;
 
   // the 8 chosen, pass 2 of 3 over them: sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
-  if (live && lane < 8) {
-    const Entry entry = picks[0];
+  float e_kept[2];
+  #pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const Entry entry = picks[r];
     const float best_ = key_of(entry);
     const float best_minus_pivot = best_ - pivot;
     const float e = exponential(best_minus_pivot);
+    e_kept[r] = e;
     sum_of_exps_part += e;
   }
   const float sum_of_exps = row_sum(sum_of_exps_part);
@@ -305,12 +338,12 @@ moe_router_qwen3(
   const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
   // the 8 chosen, pass 3 of 3 over them: write softmax
-  if (live && lane < 8) {
-    const Entry entry = picks[0];
-    const float best_ = key_of(entry);
-    const float best_minus_pivot = best_ - pivot;
-    const float e = exponential(best_minus_pivot);
+  Vec<float, 2> softmax_vec;
+  #pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float e = e_kept[r];
     const float softmax = e * inverse_sum;
-    softmax_row[lane] = softmax;
+    softmax_vec.at[r] = softmax;
   }
+  if (live) store(softmax_row + lane * 2, softmax_vec);
 }

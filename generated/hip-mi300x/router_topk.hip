@@ -8,18 +8,16 @@
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // selects  8 of 256 columns a row by scores, largest first; NaN before all, ties by column, -inf never
-// tile     16 threads a row, 8 rows a block; scores in registers, the best 8 by rank behind 8 delegates
-//          a lane
+// tile     8 threads a row, 64 rows a block; scores in registers, the best 8 by a network, 8 at a time
 // traffic  75.5 MB moved, 75.5 MB ideal, 283.6 MB unfused in 4 launches
-// floor    14.2 us at 5.3 TB/s; instruction-bound at 3.76 flop/B
+// floor    14.2 us at 5.3 TB/s; memory-bound at 3.76 flop/B
 // needs    rows of 256 elements, next to each other; scores: address and strides in multiples of 16 B
 //
-// method   register-resident top-k by 16 lanes a row. The largest of every few keys of a lane is their
-//          delegate (Dr. Top-k, Gaihre et al., SC 2021); a network (Batcher, AFIPS 1968) finds the 8
-//          best, and what reaches them is ranked by counting what is larger
-// sections bar       the least of the 8 largest delegates
-//          collect   the keys that reach the bar are candidates
-//          rank      by the number of larger candidates; where ties make too many, repeated argmax
+// method   bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by 8 lanes a row. A key
+//          and its column are one word of 32 bits; 8 words at a time are sorted, the best of them and
+//          of those before stay, and so do the best of all lanes
+// sections words     a key's order above its column: the larger word is the one to choose
+//          choose    the best words, by Batcher's networks: they are sorted, and merged
 //          write     what is computed at the chosen columns
 
 #ifndef INFINITY
@@ -78,132 +76,157 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __builtin_bit_cast(decltype(v), other);
 }
 
-// the largest value over the 16 threads of a row, in every one of them
+// the largest value over the 8 threads of a row, in every one of them
 __device__ __forceinline__ float row_max(float v) {
   #pragma unroll
-  for (int step = 8; step > 0; step /= 2) {
+  for (int step = 4; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 16 threads of a row, in every one of them
+// the sum over the 8 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
-  for (int step = 8; step > 0; step /= 2) {
+  for (int step = 4; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
 }
 
-// one bit a lane, the lowest for the first
-typedef unsigned long long Lanes;
+// a candidate as one number: of two, the larger is the one to choose. Its upper half is the order of its key, an integer
+// that grows with the key; its lower half is the column, counted from the row's end, for ties go to lower columns
+typedef unsigned Entry;
+constexpr int last_place = 255;  // the first column's
+constexpr Entry masked = 0x007fffffu;  // no entry of -inf is larger: it is never chosen
 
-// the lanes of the warp that say so
-__device__ __forceinline__ Lanes vote(bool says) {
-  return __ballot(says);
+// the orders of two keys of 16 bits: of positive ones the top bit is set, of negative ones every bit is flipped. NaN is
+// above all numbers, and -0 is 0
+__device__ __forceinline__ unsigned orders_of(unsigned pair) {
+  const unsigned size = pair & 0x7fff7fffu;
+  const unsigned none = (size + 0x007f007fu) & 0x80008000u;  // the top bit of a NaN,
+  const unsigned below = pair & (size + 0x7fff7fffu) & ~none & 0x80008000u;  // and of what is below 0
+  const unsigned bits = size | (none - (none >> 15));
+  return (bits ^ (below - (below >> 15))) | (below ^ 0x80008000u);
 }
 
-__device__ __forceinline__ int count(Lanes lanes) {
-  return __popcll(lanes);
+// two keys, which bf16 holds as they are, in one word: the first in its lower half
+__device__ __forceinline__ unsigned pair_of(float first, float second) {
+  return __float_as_uint(first) >> 16 | (__float_as_uint(second) & 0xffff0000u);
 }
 
-// a candidate as one number: of two, the larger is the one to choose. Its upper bits are the order of its key, an integer
-// that grows with the key; its lower bits are the column, counted from the row's end, for ties go to lower columns. 0 is none
-typedef unsigned long long Entry;
-constexpr int column_bits = 8;
-constexpr Entry last_column = (Entry(1) << column_bits) - 1;
-constexpr unsigned top_bit = 0x80000000u;
-constexpr unsigned masked = 0x007fffffu;  // the order of -inf, which is never chosen
-constexpr unsigned infinite = 0xff800000u;  // the order of inf, the highest threshold, above which is NaN alone
-
-// as in radix sorts: of positive floats the top bit is set, of negative ones every bit is flipped. NaN is above all
-// numbers, and -0 is 0
-__device__ __forceinline__ unsigned order_of(float key) {
-  const unsigned bits = __float_as_uint(key + 0.0f);
-  if (key != key) return 0xffffffffu;
-  return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | top_bit);
+// the entries of the keys whose orders are in a word's lower and in its upper half, as their spots are in another
+__device__ __forceinline__ Entry first_entry(unsigned orders, unsigned spots) {
+  return __byte_perm(orders, spots, 0x1054);
 }
 
-// the key of that order
-__device__ __forceinline__ float key_at(unsigned order) {
-  return __uint_as_float(order & top_bit ? order ^ top_bit : ~order);
-}
-
-__device__ __forceinline__ Entry entry_of(float key, int col) {
-  return static_cast<Entry>(order_of(key)) << column_bits | (last_column - col);
+__device__ __forceinline__ Entry second_entry(unsigned orders, unsigned spots) {
+  return __byte_perm(orders, spots, 0x3276);
 }
 
 __device__ __forceinline__ float key_of(Entry entry) {
-  return key_at(static_cast<unsigned>(entry >> column_bits));
+  const unsigned flips = static_cast<unsigned>(static_cast<int>(~entry) >> 31) | 0x80000000u;
+  return __uint_as_float((entry ^ flips) & 0xffff0000u);
 }
 
 __device__ __forceinline__ int column_of(Entry entry) {
-  return static_cast<int>(last_column - (entry & last_column));
+  return last_place - static_cast<int>(entry & 0xffffu);
 }
 
-// what the warp's threads wrote to shared memory can be read by all of them
-__device__ __forceinline__ void meet() {
-  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
-  __builtin_amdgcn_wave_barrier();
-}
-
-// the larger of two comes first; NaN is above all numbers
-__device__ __forceinline__ void exchange(float& a, float& b) {
-  const float less = fminf(a, b);
-  a = larger(a, b);
+// the larger of two comes first
+__device__ __forceinline__ void exchange(Entry& a, Entry& b) {
+  const Entry less = min(a, b);
+  a = max(a, b);
   b = less;
 }
 
-// 8 delegates that fall and then rise, in order: the largest first
-__device__ __forceinline__ void merge_delegates(float (&delegates)[8]) {
+// 8 entries in order, the largest first: Batcher's odd-even merge sort
+__device__ __forceinline__ void sort_entries(Entry (&entries)[8]) {
   #pragma unroll
-  for (int step = 4; step > 0; step /= 2) {
+  for (int run = 1; run < 8; run *= 2) {
     #pragma unroll
-    for (int q = 0; q < 8; ++q) {
-      if (!(q & step)) exchange(delegates[q], delegates[q + step]);
-    }
-  }
-}
-
-// a lane's delegates in order, the largest first: Batcher's bitonic network
-__device__ __forceinline__ void sort_delegates(float (&delegates)[8]) {
-  #pragma unroll
-  for (int size = 2; size <= 8; size *= 2) {
-    #pragma unroll
-    for (int step = size / 2; step > 0; step /= 2) {
+    for (int step = run; step > 0; step /= 2) {
       #pragma unroll
-      for (int q = 0; q < 8; ++q) {
-        if (q & step) continue;
-        if (q & size) {
-          exchange(delegates[q + step], delegates[q]);
-        } else {
-          exchange(delegates[q], delegates[q + step]);
-        }
+      for (int q = step % run; q + step < 8; ++q) {
+        const bool upper = (q - step % run) / step % 2;  // the partner of one before it
+        const bool apart = q / (2 * run) != (q + step) / (2 * run);  // they are of two runs
+        if (!upper && !apart) exchange(entries[q], entries[q + step]);
       }
     }
   }
 }
 
-// the sum of v over this lane of the row's and those below it
-__device__ __forceinline__ unsigned lanes_sum_below(unsigned v) {
+// N entries that fall and then rise, or the other way round, in order: the largest first
+template <int N>
+__device__ __forceinline__ void order_entries(Entry (&entries)[N]) {
   #pragma unroll
-  for (int step = 1; step < 16; step *= 2) {
-    const unsigned other = __shfl_up(v, step);
-    if (threadIdx.x % 16 >= step) v += other;
+  for (int step = N / 2; step > 0; step /= 2) {
+    #pragma unroll
+    for (int q = 0; q < N; ++q) {
+      if (!(q & step)) exchange(entries[q], entries[q + step]);
+    }
   }
-  return v;
 }
 
-// what the threads of a block share: of 8 rows
-struct alignas(16) Picker {
-  float keys[16][128];  // of each thread
-  Entry candidates[8][36];
-  Entry picks[8][8];  // what is chosen, the best first
-};
-static_assert(sizeof(Picker) <= 11008, "the launch's shared memory");
+// the best of two sorted lists
+__device__ __forceinline__ void merge_best(Entry (&best)[8], const Entry (&others)[8]) {
+  #pragma unroll
+  for (int q = 0; q < 8; ++q) best[q] = max(best[q], others[7 - q]);
+  order_entries(best);
+}
 
-extern "C" __global__ void __launch_bounds__(128)
+// the best of 2 N keys, the largest first: 8 of them at a time are sorted
+template <int N>
+__device__ __forceinline__ void best_of(
+    Entry (&best)[8], const unsigned (&orders)[N], const unsigned (&spots)[N]) {
+  #pragma unroll
+  for (int from = 0; from < 2 * N; from += 8) {
+    Entry next[8];
+    #pragma unroll
+    for (int q = 0; q < 8; ++q) {
+      next[q] = 0;
+      const int word = (from + q) / 2;
+      if (word >= N) continue;
+      next[q] = (from + q) % 2 ? second_entry(orders[word], spots[word]) : first_entry(orders[word], spots[word]);
+    }
+    sort_entries(next);
+    if (from) {
+      merge_best(best, next);
+    } else {
+      #pragma unroll
+      for (int q = 0; q < 8; ++q) best[q] = next[q];
+    }
+  }
+}
+
+// the best of this lane and of the one that differs from it in the bits of step
+__device__ __forceinline__ void merge_lanes(Entry (&best)[8], int step) {
+  Entry others[8];
+  #pragma unroll
+  for (int q = 0; q < 8; ++q) others[q] = __shfl_xor(best[q], step);
+  merge_best(best, others);
+}
+
+// by value: of elements of an array that are read in branches some compilers make one that is read by its number
+__device__ __forceinline__ Entry either(bool first, Entry a, Entry b) {
+  return first ? a : b;
+}
+
+// the best of this lane and of the one in the row's other half: each keeps one half of them, in no order
+__device__ __forceinline__ void part_best(Entry (&half)[4], const Entry (&best)[8]) {
+  #pragma unroll
+  for (int q = 0; q < 4; ++q) half[q] = max(best[q], __shfl_xor(best[7 - q], 4));
+}
+
+// of what all lanes of a half have, the part of this one
+__device__ __forceinline__ void take_own(Entry (&own)[1], const Entry (&half)[4], int lane) {
+  own[0] = half[0];
+  own[0] = either(lane % 4 == 1, half[1], own[0]);
+  own[0] = either(lane % 4 == 2, half[2], own[0]);
+  own[0] = either(lane % 4 == 3, half[3], own[0]);
+}
+
+extern "C" __global__ void __launch_bounds__(512)
 router_topk(
     const __bf16* __restrict__ scores_ptr,
     float* __restrict__ weights_ptr,
@@ -213,37 +236,32 @@ router_topk(
     long long weights_stride,
     long long experts_stride)
 {
-  constexpr int row_threads = 16;
-  constexpr int block_rows = 8;  // that a block takes
-  const int lane = threadIdx.x % row_threads;  // of the 16 threads that share a row
-  extern __shared__ __align__(16) unsigned char shared[];
-  Picker& picker = *reinterpret_cast<Picker*>(shared);
+  constexpr int row_threads = 8;
+  constexpr int block_rows = 64;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 8 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
-  const long long row = tile * block_rows + threadIdx.x / row_threads;
-  const bool live = row < rows;
+  const long long own_row = tile * block_rows + threadIdx.x / row_threads;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const __bf16* const scores_row = scores_ptr + row * scores_stride;
   float* const weights_row = weights_ptr + row * weights_stride;
   int* const experts_row = experts_ptr + row * experts_stride;
-  Vec<__bf16, 8> scores_vec[2];
+  Vec<__bf16, 8> scores_vec[4];
 
   // pass 1 of 3: read scores; keep scores; top = max(scores)
   float top_part = -INFINITY;
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
+  for (int v = 0; v < 4; ++v) {
     const int col = (v * row_threads + lane) * 8;
-    if (live) {
-      scores_vec[v] = load<8>(scores_row + col);
-    }
+    scores_vec[v] = load<8>(scores_row + col);
   }
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    if (live) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float scores = widened(scores_vec[v].at[j]);
-        top_part = larger(top_part, scores);
-      }
+  for (int v = 0; v < 4; ++v) {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float scores = widened(scores_vec[v].at[j]);
+      top_part = larger(top_part, scores);
     }
   }
   const float top = row_max(top_part);
@@ -253,15 +271,13 @@ router_topk(
   // pass 2 of 3: sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    if (live) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float scores = widened(scores_vec[v].at[j]);
-        const float scores_minus_pivot = scores - pivot;
-        const float e = exponential(scores_minus_pivot);
-        sum_of_exps_part += e;
-      }
+  for (int v = 0; v < 4; ++v) {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float scores = widened(scores_vec[v].at[j]);
+      const float scores_minus_pivot = scores - pivot;
+      const float e = exponential(scores_minus_pivot);
+      sum_of_exps_part += e;
     }
   }
   const float sum_of_exps = row_sum(sum_of_exps_part);
@@ -269,109 +285,61 @@ router_topk(
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
   const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
-  // ---- bar
-  // a lane's 8 delegates are the largest of every 8th of its keys; the 8 best of a row make a bar, which 8 keys
-  // reach and few more do
-  const int at = threadIdx.x / 16;  // the row's place in the block
-  float keys[2][8];
-  float delegates[8];
+  // ---- words
+  // a lane's keys, two in one word
+  float keys[32];
   #pragma unroll
-  for (int q = 0; q < 8; ++q) delegates[q] = -INFINITY;
-  #pragma unroll
-  for (int v = 0; v < 2; ++v) {
+  for (int v = 0; v < 4; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      keys[v][j] = -INFINITY;
-      if (live) {
-        const float scores = widened(scores_vec[v].at[j]);
-        keys[v][j] = scores;
-      }
-      delegates[(v * 8 + j) % 8] = larger(delegates[(v * 8 + j) % 8], keys[v][j]);
-      picker.keys[v * 8 + j][threadIdx.x] = keys[v][j];  // registers have no addresses, these have
+      const float scores = widened(scores_vec[v].at[j]);
+      keys[v * 8 + j] = scores;
     }
   }
-  sort_delegates(delegates);
+  unsigned pairs[16];
   #pragma unroll
-  for (int step = 1; step < 16; step *= 2) {  // the best 8 of both lanes
-    float beyond_lane[8];
-    #pragma unroll
-    for (int q = 0; q < 8; ++q) beyond_lane[q] = __shfl_xor(delegates[7 - q], step);
-    #pragma unroll
-    for (int q = 0; q < 8; ++q) delegates[q] = larger(delegates[q], beyond_lane[q]);
-    merge_delegates(delegates);
-  }
-  const unsigned order = order_of(delegates[7]);
-  const float bar = key_at(order < infinite ? order > masked ? order : masked + 1 : infinite);
+  for (int q = 0; q < 16; ++q) pairs[q] = pair_of(keys[q * 2], keys[q * 2 + 1]);
 
-  // ---- collect
-  // the keys that reach the bar are candidates
-  unsigned passing = 0;  // a bit for each of the lane's keys that do
+  // ---- choose
+  constexpr int first_place = 199, row_step = 64;  // of the first lane, and of vectors that follow
+  // a lane's best; then those of all lanes
+  unsigned orders[16], spots[16];  // of the first lane's columns
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) passing |= static_cast<unsigned>(!(keys[v][j] < bar)) << (v * 8 + j);
+  for (int q = 0; q < 16; ++q) {
+    orders[q] = orders_of(pairs[q]);
+    spots[q] = (first_place - (q * 2 / 8 * row_step + q * 2 % 8)) * 0x10001u - 0x10000u;
   }
-  const unsigned upto = lanes_sum_below(static_cast<unsigned>(count(passing)));
-  const unsigned all = __shfl(upto, 15, 16);
-
-  // ---- rank
-  if (vote(all > 32)) {  // ties: the best one is found 8 times, each time below the last one
-    Entry last = ~Entry(0);
-    #pragma unroll 1
-    for (int r = 0; r < 8; ++r) {
-      Entry best_entry = 0;
-      #pragma unroll 1
-      for (int i = 0; i < 16; ++i) {
-        const int own_col = (i / 8 * 16 + lane) * 8 + i % 8;
-        const float key = picker.keys[i][threadIdx.x];
-        const Entry entry = entry_of(key, own_col);
-        if (!(key <= -INFINITY) && entry < last && entry > best_entry) best_entry = entry;
-      }
-      #pragma unroll
-      for (int step = 8; step > 0; step /= 2) {
-        const Entry other = __shfl_xor(best_entry, step);
-        best_entry = best_entry > other ? best_entry : other;
-      }
-      if (lane == 0) picker.picks[at][r] = best_entry;
-      last = best_entry;
-    }
-  } else {  // each candidate's rank is the number of those that are larger
-    #pragma unroll 1
-    for (unsigned place = upto - count(passing); passing; ++place) {
-      const int i = 31 - __clz(static_cast<int>(passing & (0u - passing)));  // the lowest bit that is set
-      const int own_col = (i / 8 * 16 + lane) * 8 + i % 8;
-      passing &= passing - 1;
-      picker.candidates[at][place] = entry_of(picker.keys[i][threadIdx.x], own_col);
-    }
-    if (lane < 4) picker.candidates[at][all + lane] = 0;  // as many as are compared at a time
-    meet();
-    #pragma unroll 1
-    for (unsigned i = lane; i < all; i += 16) {
-      const Entry entry = picker.candidates[at][i];
-      unsigned rank = 0;
-      #pragma unroll 1
-      for (unsigned other = 0; other < all; other += 4) {
-        #pragma unroll
-        for (int q = 0; q < 4; ++q) rank += picker.candidates[at][other + q] > entry;
-      }
-      if (rank < 8) picker.picks[at][rank] = entry;
-    }
-    for (unsigned i = all + lane; i < 8; i += 16) picker.picks[at][i] = 0;
-  }
-  meet();
+  Entry best[8];
+  best_of(best, orders, spots);
+  #pragma unroll
+  for (int q = 0; q < 8; ++q) best[q] += (7 - lane) * 8;
+  #pragma unroll
+  for (int step = 1; step < 4; step *= 2) merge_lanes(best, step);
+  // the better half of the best goes to the first half of the lanes
+  Entry half[4], beyond[4];
+  part_best(half, best);
+  #pragma unroll
+  for (int q = 0; q < 4; ++q) beyond[q] = __shfl_xor(half[3 - q], 4);
+  #pragma unroll
+  for (int q = 0; q < 4; ++q) half[q] = lane < 4 ? max(half[q], beyond[q]) : min(half[q], beyond[q]);
+  order_entries(half);
+  Entry picks[1];  // of the row's best, those of this lane
+  take_own(picks, half, lane);
 
   // ---- write
   // the 8 chosen, pass 1 of 2 over them: sum_of_likely = sum(likely); write experts
   float sum_of_likely_part = 0.0f;
+  float likely_kept;
   if (live && lane < 8) {
-    const Entry entry = picker.picks[at][lane];
-    const int experts = entry ? column_of(entry) : -1;
-    const float take_ = entry ? key_of(entry) : -INFINITY;
+    const Entry entry = picks[0];
+    const int experts = entry > masked ? column_of(entry) : -1;
+    const float take_ = key_of(entry);
     const bool experts_below_0 = experts < 0;
     const float take_minus_pivot = take_ - pivot;
     const float exp_ = exponential(take_minus_pivot);
     const float mul = exp_ * inverse_sum;
     const float likely = experts_below_0 ? 0.0f : mul;
+    likely_kept = likely;
     sum_of_likely_part += likely;
     experts_row[lane] = experts;
   }
@@ -379,14 +347,7 @@ router_topk(
 
   // the 8 chosen, pass 2 of 2 over them: write weights
   if (live && lane < 8) {
-    const Entry entry = picker.picks[at][lane];
-    const int experts = entry ? column_of(entry) : -1;
-    const float take_ = entry ? key_of(entry) : -INFINITY;
-    const bool experts_below_0 = experts < 0;
-    const float take_minus_pivot = take_ - pivot;
-    const float exp_ = exponential(take_minus_pivot);
-    const float mul = exp_ * inverse_sum;
-    const float likely = experts_below_0 ? 0.0f : mul;
+    const float likely = likely_kept;
     const float weights = likely / sum_of_likely;
     weights_row[lane] = weights;
   }

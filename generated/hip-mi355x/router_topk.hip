@@ -8,12 +8,12 @@
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s
 // selects  8 of 256 columns a row by scores, largest first; NaN before all, ties by column, -inf never
-// tile     8 threads a row, 32 rows a block; scores in registers, the best 8 by a network, 8 at a time
+// tile     16 threads a row, 32 rows a block; scores in registers, the best 8 by a network, 8 at a time
 // traffic  75.5 MB moved, 75.5 MB ideal, 283.6 MB unfused in 4 launches
-// floor    9.4 us at 8 TB/s; memory-bound at 3.76 flop/B
+// floor    9.4 us at 8 TB/s; instruction-bound at 3.76 flop/B
 // needs    rows of 256 elements, next to each other; scores: address and strides in multiples of 16 B
 //
-// method   bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by 8 lanes a row. A key
+// method   bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by 16 lanes a row. A key
 //          and its column are one word of 32 bits; 8 words at a time are sorted, the best of them and
 //          of those before stay, and so do the best of all lanes
 // sections words     a key's order above its column: the larger word is the one to choose
@@ -76,19 +76,19 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __builtin_bit_cast(decltype(v), other);
 }
 
-// the largest value over the 8 threads of a row, in every one of them
+// the largest value over the 16 threads of a row, in every one of them
 __device__ __forceinline__ float row_max(float v) {
   #pragma unroll
-  for (int step = 4; step > 0; step /= 2) {
+  for (int step = 8; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 8 threads of a row, in every one of them
+// the sum over the 16 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
-  for (int step = 4; step > 0; step /= 2) {
+  for (int step = 8; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
@@ -212,21 +212,7 @@ __device__ __forceinline__ Entry either(bool first, Entry a, Entry b) {
   return first ? a : b;
 }
 
-// the best of this lane and of the one in the row's other half: each keeps one half of them, in no order
-__device__ __forceinline__ void part_best(Entry (&half)[4], const Entry (&best)[8]) {
-  #pragma unroll
-  for (int q = 0; q < 4; ++q) half[q] = max(best[q], __shfl_xor(best[7 - q], 4));
-}
-
-// of what all lanes of a half have, the part of this one
-__device__ __forceinline__ void take_own(Entry (&own)[1], const Entry (&half)[4], int lane) {
-  own[0] = half[0];
-  own[0] = either(lane % 4 == 1, half[1], own[0]);
-  own[0] = either(lane % 4 == 2, half[2], own[0]);
-  own[0] = either(lane % 4 == 3, half[3], own[0]);
-}
-
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(512)
 router_topk(
     const __bf16* __restrict__ scores_ptr,
     float* __restrict__ weights_ptr,
@@ -236,9 +222,9 @@ router_topk(
     long long weights_stride,
     long long experts_stride)
 {
-  constexpr int row_threads = 8;
+  constexpr int row_threads = 16;
   constexpr int block_rows = 32;  // that a block takes
-  const int lane = threadIdx.x % row_threads;  // of the 8 threads that share a row
+  const int lane = threadIdx.x % row_threads;  // of the 16 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
   const long long own_row = tile * block_rows + threadIdx.x / row_threads;
@@ -247,17 +233,17 @@ router_topk(
   const __bf16* const scores_row = scores_ptr + row * scores_stride;
   float* const weights_row = weights_ptr + row * weights_stride;
   int* const experts_row = experts_ptr + row * experts_stride;
-  Vec<__bf16, 8> scores_vec[4];
+  Vec<__bf16, 8> scores_vec[2];
 
   // pass 1 of 3: read scores; keep scores; top = max(scores)
   float top_part = -INFINITY;
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
+  for (int v = 0; v < 2; ++v) {
     const int col = (v * row_threads + lane) * 8;
     scores_vec[v] = load<8>(scores_row + col);
   }
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
+  for (int v = 0; v < 2; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float scores = widened(scores_vec[v].at[j]);
@@ -271,7 +257,7 @@ router_topk(
   // pass 2 of 3: sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
+  for (int v = 0; v < 2; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float scores = widened(scores_vec[v].at[j]);
@@ -287,48 +273,47 @@ router_topk(
 
   // ---- words
   // a lane's keys, two in one word
-  float keys[32];
+  float keys[16];
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
+  for (int v = 0; v < 2; ++v) {
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float scores = widened(scores_vec[v].at[j]);
       keys[v * 8 + j] = scores;
     }
   }
-  unsigned pairs[16];
+  unsigned pairs[8];
   #pragma unroll
-  for (int q = 0; q < 16; ++q) pairs[q] = pair_of(keys[q * 2], keys[q * 2 + 1]);
+  for (int q = 0; q < 8; ++q) pairs[q] = pair_of(keys[q * 2], keys[q * 2 + 1]);
 
   // ---- choose
-  constexpr int first_place = 199, row_step = 64;  // of the first lane, and of vectors that follow
+  constexpr int first_place = 135, row_step = 128;  // of the first lane, and of vectors that follow
   // a lane's best; then those of all lanes
-  unsigned orders[16], spots[16];  // of the first lane's columns
+  unsigned orders[8], spots[8];  // of the first lane's columns
   #pragma unroll
-  for (int q = 0; q < 16; ++q) {
+  for (int q = 0; q < 8; ++q) {
     orders[q] = orders_of(pairs[q]);
     spots[q] = (first_place - (q * 2 / 8 * row_step + q * 2 % 8)) * 0x10001u - 0x10000u;
   }
   Entry best[8];
   best_of(best, orders, spots);
   #pragma unroll
-  for (int q = 0; q < 8; ++q) best[q] += (7 - lane) * 8;
+  for (int q = 0; q < 8; ++q) best[q] += (15 - lane) * 8;
   #pragma unroll
-  for (int step = 1; step < 4; step *= 2) merge_lanes(best, step);
-  // the better half of the best goes to the first half of the lanes
-  Entry half[4], beyond[4];
-  part_best(half, best);
-  #pragma unroll
-  for (int q = 0; q < 4; ++q) beyond[q] = __shfl_xor(half[3 - q], 4);
-  #pragma unroll
-  for (int q = 0; q < 4; ++q) half[q] = lane < 4 ? max(half[q], beyond[q]) : min(half[q], beyond[q]);
-  order_entries(half);
-  Entry picks[1];  // of the row's best, those of this lane
-  take_own(picks, half, lane);
+  for (int step = 1; step < 16; step *= 2) merge_lanes(best, step);
+  Entry picks[1] = {best[0]};  // of the row's best, that of this lane
+  picks[0] = either(lane == 1, best[1], picks[0]);
+  picks[0] = either(lane == 2, best[2], picks[0]);
+  picks[0] = either(lane == 3, best[3], picks[0]);
+  picks[0] = either(lane == 4, best[4], picks[0]);
+  picks[0] = either(lane == 5, best[5], picks[0]);
+  picks[0] = either(lane == 6, best[6], picks[0]);
+  picks[0] = either(lane == 7, best[7], picks[0]);
 
   // ---- write
   // the 8 chosen, pass 1 of 2 over them: sum_of_likely = sum(likely); write experts
   float sum_of_likely_part = 0.0f;
+  float likely_kept;
   if (live && lane < 8) {
     const Entry entry = picks[0];
     const int experts = entry > masked ? column_of(entry) : -1;
@@ -338,6 +323,7 @@ router_topk(
     const float exp_ = exponential(take_minus_pivot);
     const float mul = exp_ * inverse_sum;
     const float likely = experts_below_0 ? 0.0f : mul;
+    likely_kept = likely;
     sum_of_likely_part += likely;
     experts_row[lane] = experts;
   }
@@ -345,14 +331,7 @@ router_topk(
 
   // the 8 chosen, pass 2 of 2 over them: write weights
   if (live && lane < 8) {
-    const Entry entry = picks[0];
-    const int experts = entry > masked ? column_of(entry) : -1;
-    const float take_ = key_of(entry);
-    const bool experts_below_0 = experts < 0;
-    const float take_minus_pivot = take_ - pivot;
-    const float exp_ = exponential(take_minus_pivot);
-    const float mul = exp_ * inverse_sum;
-    const float likely = experts_below_0 ? 0.0f : mul;
+    const float likely = likely_kept;
     const float weights = likely / sum_of_likely;
     weights_row[lane] = weights;
   }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fusegen import bf16, chain, dims, f16, f32, i32
@@ -11,7 +13,7 @@ from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.language.spec import Chain
 from fusegen.planner import candidates
-from fusegen.planner.model import Layout, RowPlan
+from fusegen.planner.model import Layout, RowPlan, Source
 from fusegen.planner.ways import Packed
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import target
@@ -74,15 +76,91 @@ def test_keys_in_one_word_with_their_columns_choose_the_best(one: Chain, name: s
     assert any(group > 1 for _, group in tried) == grouped
 
 
-def test_keys_of_16_bits_have_room_for_columns_in_words_of_32() -> None:
-    def packed(one: Chain, **sizes: int) -> set[str]:
+def test_columns_have_room_in_words_beside_keys_of_16_bits_and_clip_those_of_32() -> None:
+    def packed(one: Chain, **sizes: int) -> set[bool]:
         plans = (plan for plan in plans_of(one, "cuda:h200", **sizes) if plan.selection and plan.selection.packed)
-        return {render(plan).text.split(" Entry;")[0].split("typedef ")[-1] for plan in plans}
+        return {"constexpr Entry place_bits = 0x1ffu;" in render(plan).text for plan in plans}
 
-    assert packed(ranked, V=512, K=3) == {"unsigned"}
-    assert packed(ranked.with_dtype(f32), V=512, K=3) == {"unsigned long long"}
-    assert packed(ranked.with_dtype(f16), V=512, K=3) == {"unsigned"}
+    assert packed(ranked, V=512, K=3) == {False}
+    assert packed(ranked.with_dtype(f32), V=512, K=3) == {True}
+    assert packed(ranked.with_dtype(f16), V=512, K=3) == {False}
     assert not packed(ranked, V=64, K=17), "more words than a lane sorts at a time"
+
+
+def clipped(cols: int, k: int) -> Iterator[RowPlan]:
+    """Plans of f32 by each number of lanes."""
+    found = {
+        plan.tile.threads_per_row: plan for plan in plans_of(ranked.with_dtype(f32), "cuda:h200", V=cols, K=k)
+        if plan.selection and plan.selection.packed
+    }  # fmt: skip
+    yield from found.values()
+
+
+def emulated(source: Source) -> Kernel:
+    device = finding.find(source.plan.target, "emulator")
+    return Kernel(source, None, device, lambda layout: (source, None))
+
+
+def close_keys(cols: int) -> np.ndarray:
+    """13 rows: keys that differ in their last bits alone, some equal, of either sign; and such keys among others."""
+    rng = np.random.default_rng(0)
+    steps = rng.integers(0, 40, (13, cols)).astype(np.int32)
+    keys = (np.float32(1.5).view(np.int32) + steps).view(np.float32)
+    keys[4:8] *= -1
+    keys[8:, : cols // 2] = rng.standard_normal((5, cols // 2))
+    return rng.permuted(keys, axis=1)
+
+
+@pytest.mark.parametrize(("cols", "k"), [(24, 3), (64, 1), (64, 6), (64, 8), (129, 5)])
+def test_keys_that_words_have_no_room_for_are_told_apart(cols: int, k: int) -> None:
+    """And where words tell all keys apart, nothing is chosen again."""
+    x = close_keys(cols)
+    apart = np.random.default_rng(1).permuted(np.tile(np.arange(cols, dtype=np.float32) - 9, (13, 1)), axis=1)
+    for plan in clipped(cols, k):
+        for keys, text in ((x, ""), (apart, "own_keys[")):
+            source = render(plan)
+            again = "if (vote(again)) {"
+            assert again in source.text
+            if text:  # a fault that shows wherever it is come to
+                source = replace(source, text=source.text.replace(again, f"{again} own_keys[0] = 0.0f; picks[0] = 0;"))
+            values, columns = emulated(source)(keys)
+            wanted = np.argsort(-keys, axis=1, kind="stable")[:, :k]
+            np.testing.assert_array_equal(columns, wanted, err_msg=plan.configuration)
+            np.testing.assert_array_equal(values, np.take_along_axis(keys, wanted, 1))
+
+
+def swapped(rank: int) -> np.ndarray:
+    """One row of 64 keys that are far apart, but those of a rank and the next: their words are the wrong way round."""
+    keys = np.random.default_rng(2).permuted(np.arange(1, 65, dtype=np.float32))
+    first, second = sorted(np.argsort(-keys)[[rank, rank + 1]])
+    keys[first] = keys[[first, second]].max()
+    keys[second] = np.nextafter(keys[first], np.float32(100))
+    return keys[None]
+
+
+CLOSE_WRONG = (
+    (7, "bool again = missed != 0;", "bool again = false;"),
+    (7, "> last_key;", ">= last_key + 1.0f;"),
+    (0, "again |= own_keys[q] < own_keys[q + 1]", "again |= false"),
+    (1, "&& own_keys[1] < next_key", "&& false"),
+    (1, "alike(picks[q], q < 1 ? picks[q + 1] : behind)", "false"),
+    (6, "(order & place_bits) << 6", "0u"),
+    (6, "low < limit && ", ""),
+    (6, "alike(head, order)", "true"),
+    (6, "<= place_bits", "== 0"),
+)
+
+
+@pytest.mark.parametrize(("rank", "text", "instead"), CLOSE_WRONG)
+def test_a_wrong_choice_between_close_keys_is_caught(rank: int, text: str, instead: str) -> None:
+    [plan] = [plan for plan in clipped(64, 8) if plan.tile.threads_per_row == 4]
+    source, keys = render(plan), swapped(rank)
+    wanted = np.argsort(-keys, axis=1, kind="stable")[:, :8]
+    assert text in source.text
+    wrong = replace(source, text=source.text.replace(text, instead))
+    for one, right in ((source, True), (wrong, False)):
+        _, columns = emulated(one)(keys)
+        assert (columns == wanted).all() == right
 
 
 @pytest.mark.parametrize(("k", "together"), [(4, 2), (6, 2), (8, 4)])
@@ -127,5 +205,4 @@ def test_a_wrong_network_is_caught(group: int, text: str, instead: str) -> None:
     source = render(plan)
     assert text in source.text
     wrong = replace(source, text=source.text.replace(text, instead))
-    device = finding.find(plan.target, "emulator")
-    assert not validate(Kernel(wrong, None, device, lambda layout: (wrong, None)), quick=True).ok
+    assert not validate(emulated(wrong), quick=True).ok

@@ -32,9 +32,10 @@ BY_DELEGATES = (
 )
 BY_WORDS = (
     "bitonic top-k in registers (Shanbhag, Pirk & Madden, SIGMOD 2018) by {lanes} a row. A key and its column are one "
-    "word of {bits} bits; {sorted} words at a time are sorted, the best of them and of those before stay, and so do "
-    "the best of all lanes"
+    "word of 32 bits{clipped}; {sorted} words at a time are sorted, the best of them and of those before stay, and so "
+    "do the best of all lanes"
 )
+CLIPPED = ", which has no room for the key's last bits"
 BY_GROUPS = (
     " The largest of {group} keys next to each other is their delegate (Dr. Top-k, Gaihre et al., SC 2021): so are the "
     "best groups chosen first, and then of their keys alone"
@@ -77,7 +78,7 @@ def method_of(plan: RowPlan) -> str:
         if isinstance(way, Packed):
             lanes = "one lane" if tile.threads_per_row == 1 else f"{tile.threads_per_row} lanes"
             text = BY_WORDS + f".{BY_GROUPS}" * (way.group > 1)
-            return text.format(lanes=lanes, sorted=way.sorted, bits=64 if way.wide else 32, group=way.group)
+            return text.format(lanes=lanes, sorted=way.sorted, clipped=CLIPPED * way.clipped, group=way.group)
         text = {OneByOne: REPEATED, InWarp: BY_TEAM, SmallK: HELD, LargeK: DENSE}[type(way)]
         if isinstance(way, InWarp) and way.delegates > 1:
             text = BY_DELEGATES
@@ -92,10 +93,13 @@ def sections_of(plan: RowPlan) -> Iterator[tuple[str, str]]:
         yield "keys", "as integers of the same order, in registers"
         yield "choose", "the largest key of all lanes, the first where several are equal; then it is masked"
     elif isinstance(way, Packed):
-        yield "words", "a key's order above its column: the larger word is the one to choose"
+        order = "what there is room for of a key's order" if way.clipped else "a key's order"
+        yield "words", f"{order} above its column: the larger word is the one to choose"
         if way.group > 1:
             yield "groups", "the best of them, whose keys are left to choose from"
         yield "choose", "the best words, by Batcher's networks: they are sorted, and merged"
+        if way.clipped:
+            yield "again", "where bits decide that words have no room for: by those, of keys that are alike in others"
     elif isinstance(way, InWarp):
         if plan.selection.limit:
             yield "groups", f"of a row, the best {plan.selection.limit.best}: the keys of others are masked"

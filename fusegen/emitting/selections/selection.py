@@ -24,7 +24,7 @@ from fusegen.emitting.selections.warp import WarpChoice
 from fusegen.emitting.selections.words import WordsChoice
 from fusegen.language.types import DType, f32, i32
 from fusegen.planner.heading import WIDTH
-from fusegen.planner.model import Access, Load, Reduction, RowPass, RowPlan, Store
+from fusegen.planner.model import Access, Keep, Load, Reduction, RowPass, RowPlan, Store
 from fusegen.planner.parts import used_by
 from fusegen.planner.selections.choosing import MOST_COMPARED_CANDIDATES
 from fusegen.planner.selections.picker import picker
@@ -50,7 +50,9 @@ class PickedPass:
     title: list[str]
     parts: list[Mapping[str, str]]
     live: bool  # does a thread without a row skip it?
+    names_entry: bool
     names_column: bool
+    names_key: bool
     names_rank: bool
     body: list[str]
     results: list[str]
@@ -113,7 +115,7 @@ class SelectionSpeller:
             "picks": self.picks(),
             "pick": self.pick(),
             "is_chosen": self.is_chosen(),
-            "key_there": "key_of(entry)" if chosen.packed else f"entry ? key_of(entry) : {KEYS[chosen.dtype]['least']}",
+            "key_there": self.key_there(),
             "own_ranks": self.own_ranks(),
             "ranks_end": self.ranks_end(),
         }
@@ -154,10 +156,16 @@ class SelectionSpeller:
             return "entry"
         return "entry > least" if self.selection.bare else "entry > masked"
 
+    def key_there(self) -> str:
+        """The key of the column that an entry names."""
+        if self.selection.packed:
+            return f"own_keys[{self.own_at()}]" if self.selection.clipped else "key_of(entry)"
+        return f"entry ? key_of(entry) : {KEYS[self.selection.dtype]['least']}"
+
     def pick(self) -> str:
         """The entry of a rank."""
-        if own := self.own_ranks():
-            return f"picks[{'0' if own == 1 else 'r' if self.plan.tile.threads_per_row > 1 else 'rank'}]"
+        if self.own_ranks():
+            return f"picks[{self.own_at()}]"
         return f"{self.picks()}[{self.rank()}]"
 
     def picks(self) -> str:
@@ -182,16 +190,21 @@ class SelectionSpeller:
         count = len(self.selection.picked)
         what = f"of {count} " if count > 1 else ""
         asked = used_by(row_pass.body) | {r.value for r in row_pass.reductions} | {s.value for s in row_pass.stores}
+        names_column = bool(row_pass.loads) or self.selection.columns in asked
+        names_key = self.selection.values in asked
         title = f"the {self.selection.k} chosen, pass {number} {what}over them: {row_pass.title}"
         return PickedPass(
             title=textwrap.wrap(title, WIDTH, subsequent_indent="  "),
-            parts=[self.reductions.part(r) for r in row_pass.reductions],
+            parts=[*map(self.reductions.part, row_pass.reductions), *map(self.held, row_pass.keeps)],
             live=self.plan.lacks_rows
             and not (self.plan.stands_in and all(s.access.mode == "vector" for s in row_pass.stores)),
-            names_rank=any(s.access.mode != "vector" for s in row_pass.stores) or self.ranks_end(),
-            names_column=bool(row_pass.loads) or self.selection.columns in asked,
+            names_rank=any(s.access.mode != "vector" for s in row_pass.stores)
+            or (self.ranks_end() and bool(row_pass.reductions)),
+            names_entry=names_column or (names_key and not self.selection.clipped),
+            names_column=names_column,
+            names_key=names_key,
             body=element_lines(
-                row_pass, Element(self.gathered, self.write_at_rank, self.reductions.update), self.words
+                row_pass, Element(self.gathered, self.write_at_rank, self.add_rank, self.kept), self.words
             ),
             results=[line for r in row_pass.reductions for line in self.picked_results(r)],
             behind=self.parts.passes.behind(row_pass),
@@ -204,13 +217,33 @@ class SelectionSpeller:
         value = self.words.to_value(load.access.dtype, at)
         return f"{self.selection.columns} < 0 ? {ZEROS[load.dtype]} : {value}"
 
+    def for_ranks(self, statement: str) -> str:
+        """Of a lane's ranks those behind the last one have no part in it."""
+        ends = self.ranks_end() and self.own_ranks() > 1
+        return f"if (rank < {self.selection.k}) {statement}" if ends else statement
+
+    def add_rank(self, r: Reduction) -> str:
+        return self.for_ranks(self.reductions.update(r))
+
     def write_at_rank(self, store: Store) -> str:
         value = self.words.stored(store)
         if store.access.mode == "vector":
-            number = "r" if self.plan.tile.threads_per_row > 1 else "rank"
-            vector, element = self.place_in_vectors(store.access, number)
+            vector, element = self.place_in_vectors(store.access, self.own_at())
             return f"{store.access.name}_vec{vector}.at[{element}] = {value};"
-        return f"{self.frame.pointer(store.access)}[{self.rank()}] = {value};"
+        return self.for_ranks(f"{self.frame.pointer(store.access)}[{self.rank()}] = {value};")
+
+    def held(self, keep: Keep) -> Mapping[str, str]:
+        """What registers hold of a value at a lane's ranks, from one pass over them to a later one."""
+        own = self.own_ranks()
+        size = f"[{own}]" if own > 1 else ""
+        return {"ctype": self.words.ctype(keep.dtype), "name": f"{keep.value}_kept{size}", "init": ""}
+
+    def kept(self, keep: Keep) -> str:
+        return f"{keep.value}_kept{f'[{self.own_at()}]' if self.own_ranks() > 1 else ''}"
+
+    def own_at(self) -> str:
+        """The number of a rank among the lane's own."""
+        return "0" if self.own_ranks() == 1 else "r" if self.plan.tile.threads_per_row > 1 else "rank"
 
     def place_in_vectors(self, access: Access, number: str) -> tuple[str, str]:
         """Which of a lane's vectors, and which of its elements."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+from fusegen.emitting.rows.frame import scaled
 from fusegen.emitting.rows.spelling import Speller
 from fusegen.emitting.selections.choice import Choice
 from fusegen.language.types import DType, bf16, f16, f32
 from fusegen.planner.ways import Packed
 
-MASKED: Mapping[DType, str] = {f16: "0x03ffffffu", bf16: "0x007fffffu", f32: "0x007fffffffffffffull"}
+MASKED: Mapping[DType, str] = {f16: "0x03ffffffu", bf16: "0x007fffffu", f32: "0x007fffffu"}
+FEW_AT_ONCE = "#pragma unroll 4"  # loads on their way, where a loop over all would be long
+ORDER_OF = (
+    "const unsigned bits = __float_as_uint(key + 0.0f);",
+    "if (key != key) return 0xffffffffu;",
+    "return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);",
+)
 BF16_PAIR = ("return __float_as_uint(first) >> 16 | (__float_as_uint(second) & 0xffff0000u);",)
 BF16_AT = (
     "const unsigned flips = static_cast<unsigned>(static_cast<int>(~entry) >> 31) | 0x80000000u;",
     "return __uint_as_float((entry ^ flips) & 0xffff0000u);",
-)
-F32_AT = (
-    "const unsigned order = static_cast<unsigned>(entry >> 32);",
-    "return __uint_as_float(order & 0x80000000u ? order ^ 0x80000000u : ~order);",
 )
 
 
@@ -39,7 +42,7 @@ class WordsChoice(Choice):
         way, tile, functions = self.way, self.plan.tile, self.spelling.functions
         lanes, best, stored = tile.threads_per_row, way.sorted, way.stored
         keys = self.keys()
-        pairs = keys["elements"] if way.wide else -(-keys["elements"] // 2)
+        pairs = keys["elements"] if self.way.clipped else -(-keys["elements"] // 2)
         odd = keys["elements"] % 2 == 1
         shuffled = self.spelling.shuffle_xor.format
         guard = self.lanes_guard()
@@ -58,11 +61,13 @@ class WordsChoice(Choice):
             "own_places": f"({lanes - 1} - lane) * {tile.vector}" if tile.vector > 1 else f"{lanes - 1} - lane",
             "masked": MASKED[stored],
             "stored": stored.name,
-            "entry": "unsigned long long" if way.wide else "unsigned",
-            "place_bits": "0xffffffffu" if way.wide else "0xffffu",
+            "place_bits": self.place_bits(pairs),
+            "shared": way.group > 1 or way.clipped,
+            "picks_type": "Entry" if way.clipped else "const Entry",
+            **(self.again(self.last_place(pairs).bit_length()) if way.clipped else {}),
             "orders_of": functions.get(f"orders_{stored.name}", ()),
             "pair_of": BF16_PAIR if stored is bf16 else functions["key_pair_f16"],
-            "key_lines": {bf16: BF16_AT, f32: F32_AT}.get(stored) or self.f16_at(),
+            "key_lines": BF16_AT if stored is bf16 else self.f16_at(),
             "larger_pair": functions.get(f"larger_pair_{stored.name}", ()),
             "meet": functions["meet"],
             "row_pairs": self.plan.cols // 2,
@@ -77,6 +82,68 @@ class WordsChoice(Choice):
             "lanes_guard": guard,
             "lanes_body": self.parts.elements.body(replace(self.last, reductions=(), stores=()), loads_first=True),
         }
+
+    def place_bits(self, pairs: int) -> str:
+        """Those of an entry in which its column is."""
+        if self.way.clipped:
+            return f"{(1 << self.last_place(pairs).bit_length()) - 1:#x}u"
+        return "0xffffu"
+
+    def again(self, bits: int) -> Mapping[str, Any]:
+        """Of words that clip their keys by so many bits: what tells whether others are the best, and finds them."""
+        tile, k, warp = self.plan.tile, self.selection.k, self.plan.target.warp
+        shuffle, partner = self.spelling.shuffle.format, self.spelling.shuffle_xor.format
+        lanes, own = tile.threads_per_row, min(k, self.way.own(tile.threads_per_row))
+        lane, place = divmod(k - 1, own)
+        owners = lane + 1
+        firsts = f"{sum(1 << first for first in range(0, warp, lanes)):#x}{'ull' if warp > 32 else 'u'}"
+        rank = "lane" if own == 1 else f"lane * {own} + q"
+        alike = [f"alike(picks[q], {self.neighbour(own, way)})" for way in (-1, 1)] if owners * own > 1 else []
+        return {
+            "bits": bits,
+            "order_of": self.spelling.functions.get("order_f32", ORDER_OF),
+            "own_col": self.own_col(),
+            "kept_key": self.kept_key(),
+            "lanes": self.spelling.lanes,
+            "ballot": self.spelling.functions["ballot"][0],
+            "own_picks": own,
+            "owners": owners,
+            "last_key": shuffle(f"own_keys[{place}]", lane, lanes) if lanes > 1 else f"own_keys[{place}]",
+            "missed_partner": partner("missed", "step"),
+            "most_partner": partner("most", "step"),
+            "has_rank": f"{rank} < {k} && " if lanes * own > k else "",
+            "next_key": shuffle("own_keys[0]", f"(lane + 1) % {lanes}", lanes),
+            "has_next": f"(lane + 1) * {own} < {k}" if own > 1 else f"lane + 1 < {k}",
+            "pick_before": shuffle(f"picks[{own - 1}]", f"(lane + {lanes - 1}) % {lanes}", lanes),
+            "pick_behind": shuffle("picks[0]", f"(lane + 1) % {lanes}", lanes),
+            "is_tied": " || ".join([*alike, f"{rank if lanes > 1 else 'q'} == {k - 1}"]),
+            "owns_tied": f"tied[q] >> owner & {firsts}" if owners > 1 else f"tied[q] & {firsts}",
+            "word_there": shuffle("picks[q]", "owner" if owners > 1 else "0", lanes) if lanes > 1 else "picks[q]",
+            "first_own": "lane" if lanes > 1 else "0",
+            "few_at_once": FEW_AT_ONCE,
+        }
+
+    def neighbour(self, own: int, way: Literal[-1, 1]) -> str:
+        """The word of the rank before or behind a lane's own q-th."""
+        end, other = ("0", "before") if way < 0 else (f"{own - 1}", "behind")
+        if self.plan.tile.threads_per_row == 1:
+            other = "picks[q]" if own == 1 else f"picks[{own - 1 if way < 0 else 0}]"
+        if own == 1:
+            return other
+        return f"q {'>' if way < 0 else '<'} {end} ? picks[q {'-' if way < 0 else '+'} 1] : {other}"
+
+    def kept_key(self) -> str:
+        """What is above no key stands for one that is not in the row."""
+        place = self.keys()["key_place"] or "0"
+        return f"there[{place}] ? keys[{place}] : -INFINITY" if self.lanes_guard() else f"keys[{place}]"
+
+    def own_col(self) -> str:
+        """The column of element j of the lane's vector v."""
+        tile, lanes = self.plan.tile, self.plan.tile.threads_per_row
+        number = "v" if tile.per_thread > 1 else ""
+        if lanes > 1:
+            number = f"v * {lanes} + lane" if number else "lane"
+        return " + ".join(filter(None, (number and scaled(number, tile.vector), "j" * (tile.vector > 1)))) or "0"
 
     def names_col(self, guard: str) -> bool:
         return bool(guard) or self.frame.guard_names_col() or self.parts.elements.names_col(self.last)
@@ -101,12 +168,12 @@ class WordsChoice(Choice):
         """As many places as the lanes have, each for two keys a pair; the row's own where groups are chosen."""
         if self.way.group > 1:
             return self.plan.cols - 1
-        return (1 if self.way.wide else 2) * pairs * self.plan.tile.threads_per_row - 1
+        return (1 if self.way.clipped else 2) * pairs * self.plan.tile.threads_per_row - 1
 
     def places(self) -> str:
         """Of a pair of the first lane's, less what is added for each lane behind it."""
         vector, lanes = self.plan.tile.vector, self.plan.tile.threads_per_row
-        if self.way.wide:
+        if self.way.clipped:
             col = "q" if lanes == 1 else f"(q / {vector} * row_step + q % {vector})" if vector > 1 else "q * row_step"
             return f"{'first_place' if lanes > 1 else 'last_place'} - {col}"
         if lanes == 1:

@@ -49,6 +49,7 @@ constexpr PtxNothing ptx_nothing{};
 // error is large enough that a kernel's tests should meet it. A NaN that comes out is the canonical one.
 
 SIMT_INLINE float ptx_canonical(float x) { return __builtin_isnan(x) ? __builtin_bit_cast(float, 0x7fffffffu) : x; }
+SIMT_INLINE void ptx_add_f32(float& d, float a, float b) { d = ptx_canonical(a + b); }
 
 SIMT_INLINE float exact_exp2(float x) { return static_cast<float>(exp2(static_cast<double>(x))); }
 SIMT_INLINE float exact_log2(float x) { return static_cast<float>(log2(static_cast<double>(x))); }

@@ -56,34 +56,36 @@ TURN_ELEMENT_SLOTS = 6.0
 TURN_STEP_SLOTS = 4.0  # two shuffles, and the better of each
 TURN_PICK_SLOTS = 8.0
 # Where lanes have several delegates:
-KEY_SLOTS = 10.0  # kept in shared memory, made a delegate, compared with the bar
+KEY_SLOTS = 13.0  # kept in shared memory, made a delegate, compared with the bar
 EXCHANGE_SLOTS = 3.0  # the larger and the lesser of two
 OWN_CANDIDATE_SLOTS = 20.0  # found among a lane's keys
 RANK_SLOTS = 14.0  # a candidate beside four others
-# Where keys are words with their columns. Fitted to those of 338 candidates of 25 routers (65536 x 8 to x 384, k = 1 to
-# 8; bf16, f16) that took up to 1.5 times as long as the best one of their shape, on an H200 (cold L2, medians of 24):
-# with 1.5 us added to all they predict 8 % amiss, and first choices take 2.5 % more than the best one in the mean, 14 %
-# at worst. Of f32, whose exchanges are six instructions and not two, WIDE_EXCHANGE_SLOTS to 58 of 12.
-PAIR_SLOTS = 1.4  # a key, of which two are one word
-GROUPED_SLOTS = 2.0  # kept in shared memory, made a delegate
-WORD_SLOTS = 1.0  # a key's order, with its column, as one word
+# Where keys are words with their columns. Fitted to those of 458 candidates of 45 routers (65536 x 8 to x 384, k = 1 to
+# 8; bf16 and f32) that took up to 1.5 times as long as the best one of their shape, on an H200 (cold L2, medians of
+# 24): with 1.5 us added to all they predict 6 % amiss, and first choices take 1.5 % more than the best one in the mean,
+# 11 % at worst. KEY_SLOTS is as large as makes f32 of 128 columns words, which took 16.1 and 16.6 us for k = 2 and 4
+# where delegates took 19.7 and 20.6.
+LANE_SLOTS = 19.0  # of a lane, whatever it holds
+PAIR_SLOTS = 0.76  # a key, of which two are one word
+GROUPED_SLOTS = 0.5  # kept in shared memory, made a delegate
+WORD_SLOTS = 1.14  # a key's order, with its column, as one word
 WORD_EXCHANGE_SLOTS = 1.77
-WIDE_EXCHANGE_SLOTS = 10.0
-OWN_PICK_SLOTS = 3.1  # one of the best in a lane's registers
-GROUP_KEY_SLOTS = GROUP_KEY_SLOTS = 4.0  # the largest two of a vector, and whether its group is one of the best
+CLIPPED_SLOTS = 3.8  # an f32: kept in shared memory, its order by more instructions, and looked at once more
+OWN_PICK_SLOTS = 1.5  # one of the best in a lane's registers
+GROUP_KEY_SLOTS = 4.0  # the largest two of a vector, and whether its group is one of the best
 GROUP_SLOTS = 5.0  # two groups compared, or a vector's largest among those of its group
 # ---- waiting of a block: cycles of an instruction, and microseconds
 ALONE_CYCLES = 2.8  # when its scheduler has no other warp; each one that it has adds a cycle
 NETWORK_CYCLES = 1.5  # the same of a network that sorts: several exchanges wait for none of each other
-WORD_CYCLES = 1.8  # and where it sorts words
-BLOCK_US = 0.00016  # a block more, of those that sort words: of an empty launch 0.00055, if nothing hides it
+WORD_CYCLES = 1.46  # and where it sorts words
+BLOCK_US = 0.00009  # a block more, of those that sort words: of an empty launch 0.00055, if nothing hides it
 # Of an SM's shared memory and L1 cache, which are one, what rows take on their way and where they are kept: beyond this
 # share of shared memory they wait for room. 65536 x 128, k = 2 in groups took 14.4 us by two lanes a row, without
 # groups 12.1, by four lanes 11.3. Where lanes have delegates, so do rows that are read by less than a line at a time:
 # 65536 x 128, k = 8, f32 took 28.0 us by four lanes a row and 21.8 by eight, x 256 34.5 by eight and by sixteen.
-IN_FLIGHT_SHARE = 0.62
+IN_FLIGHT_SHARE = 0.28
 LINE_BYTES = 128
-CROWDED_EXPONENT = 0.81
+CROWDED_EXPONENT = 0.285
 FIRST_LOAD_US = 0.2
 TURN_US = 0.3  # its loads were issued a turn before
 WARP_US = 0.15  # more of them for each warp that comes to the barriers
@@ -235,13 +237,15 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
     waits_us = waiting_us(waves, blocks)
     if tile.cluster > 1 and waves > 1:
         waits_us *= CLUSTERED_FACTOR
-    if target.shared_per_sm > LITTLE_SHARED_BYTES and share_of_shared(target, work, blocks.resident) > ROOMY_SHARE:
+    one_memory = target.shared_per_sm > LITTLE_SHARED_BYTES  # of shared memory and the cache
+    if one_memory and share_of_shared(target, work, blocks.resident) > ROOMY_SHARE:
         memory_us *= CROWDED_FACTOR
         waits_us *= CROWDED_FACTOR
     launch_us = LAUNCH_US
     if isinstance(selection.way, Packed):
         launch_us += BLOCK_US * work.blocks
-    if selection.packed or (selection.delegates > 1 and side_by_side_bytes(work) < LINE_BYTES):
+    crowds = selection.packed or (selection.delegates > 1 and side_by_side_bytes(work) < LINE_BYTES)
+    if one_memory and crowds:
         memory_us *= max(1.0, share_of_cache(target, work, blocks.resident) / IN_FLIGHT_SHARE) ** CROWDED_EXPONENT
     at_once = selection.streamed or tile.per_thread
     time_us = (
@@ -347,11 +351,11 @@ def ranked(tile: Tile, choice: Choice) -> float:
 def of_words(way: Packed, k: int, tile: Tile) -> float:
     """Instructions of one thread that make words of its keys, sort them, and merge the best with other lanes'."""
     keys, lanes = tile.per_thread * tile.vector, tile.threads_per_row
-    found = PAIR_SLOTS * keys
+    found = LANE_SLOTS + PAIR_SLOTS * keys
     if way.group > 1:
         found += GROUPED_SLOTS * keys + sorting(way, keys / way.group) + merging(way, lanes)
         keys = way.own(lanes) * way.group
-    found += WORD_SLOTS * keys + sorting(way, keys) + merging(way, lanes)
+    found += (WORD_SLOTS + CLIPPED_SLOTS * way.clipped) * keys + sorting(way, keys) + merging(way, lanes)
     return found + OWN_PICK_SLOTS * min(k, way.own(lanes))
 
 
@@ -359,7 +363,7 @@ def sorting(way: Packed, words: float) -> float:
     """So many words at a time, of which the best stay (Batcher's odd-even merge sort, and a bitonic merge)."""
     best, depth, turns = way.sorted, way.sorted.bit_length() - 1, math.ceil(words / way.sorted)
     exchanges = best / 4 * depth * (depth - 1) + best - 1
-    return turns * exchange_slots(way) * exchanges + (turns - 1) * merging_once(way, best)
+    return turns * WORD_EXCHANGE_SLOTS * exchanges + (turns - 1) * merging_once(best)
 
 
 def merging(way: Packed, lanes: int) -> float:
@@ -367,18 +371,13 @@ def merging(way: Packed, lanes: int) -> float:
     if lanes == 1:
         return 0.0
     steps = lanes.bit_length() - 1
-    parted = way.sorted + lanes / 2 + merging_once(way, way.sorted // 2) if way.parted(lanes) else 0.0
+    parted = way.sorted + lanes / 2 + merging_once(way.sorted // 2) if way.parted(lanes) else 0.0
     whole = steps - 1 if way.parted(lanes) else steps
-    whole_words = way.sorted * (2 if way.wide else 1)
-    return whole * (whole_words + merging_once(way, way.sorted)) + parted
+    return whole * (way.sorted + merging_once(way.sorted)) + parted
 
 
-def merging_once(way: Packed, best: int) -> float:
-    return (3 if way.wide else 1) * best + exchange_slots(way) * best / 2 * max(0, best.bit_length() - 1)
-
-
-def exchange_slots(way: Packed) -> float:
-    return WIDE_EXCHANGE_SLOTS if way.wide else WORD_EXCHANGE_SLOTS
+def merging_once(best: int) -> float:
+    return best + WORD_EXCHANGE_SLOTS * best / 2 * max(0, best.bit_length() - 1)
 
 
 def waits(work: Work, selection: Selection) -> float:

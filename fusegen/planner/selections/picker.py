@@ -32,11 +32,15 @@ def picker(selection: Selection, tile: Tile, warp: int, adds_up: bool = False) -
 
 
 def of_words(way: Packed, tile: Tile) -> Iterator[Member]:
-    """Nothing where registers hold all; the rows' pairs of keys, whose groups are found by place. The lanes of a row
-    write 16 bytes each, and rows lie as far apart as takes those of a warp to banks of their own."""
+    """Nothing where registers hold all; the rows' pairs of keys, whose groups are found by place, or the keys that
+    words have no room for. The lanes of a row write 16 bytes each, and rows lie so far apart that those of a warp have
+    banks of their own."""
     if way.group > 1:
         words = (tile.per_thread * tile.vector // 2 + ROW_GAP_WORDS) * tile.threads_per_row
         yield member("unsigned", "of keys, each row's from its end on", pairs=(tile.rows_per_block, words))
+    if way.clipped:
+        words = (tile.per_thread * tile.vector + ROW_GAP_WORDS) * tile.threads_per_row
+        yield member("float", "of each row, by column", keys=(tile.rows_per_block, words))
 
 
 def of_warp(selection: Selection, way: OneByOne | InWarp, tile: Tile) -> Iterator[Member]:

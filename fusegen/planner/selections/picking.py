@@ -2,7 +2,8 @@
 
 The pass that chooses is the last one over the row. What it decides by, the key, is computed there, or taken up where an
 earlier pass has kept it. Behind it come passes over the k columns alone: one more than reductions of chosen values
-depend on each other. They keep nothing, since computing k values again costs next to nothing.
+depend on each other. They keep nothing, since computing k values again costs next to nothing, but where registers hold
+what is chosen (`holding`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, replace
 from fusegen.language.graph import Extent, Graph, Kind, Node
 from fusegen.language.nodes import GroupLimit
 from fusegen.language.types import DType
-from fusegen.planner.model import Access, Body, Keeps, Load, Reduction, ReductionKind, RowPass, Store
+from fusegen.planner.model import Access, Body, Keep, Keeps, Load, Reduction, ReductionKind, RowPass, Store
+from fusegen.planner.parts import used_by
 from fusegen.planner.ranges import fits
 from fusegen.planner.rows.schedule import Schedule, Scheduler, title_of
 
@@ -167,6 +169,23 @@ class PickingScheduler(Scheduler):
             bare=self.columns.bare,
             limit=self.columns.limit,
         )
+
+
+def holding(picked: tuple[RowPass, ...]) -> tuple[RowPass, ...]:
+    """The same passes over chosen columns, where a thread's registers hold those of a rank from one pass to the next:
+    nothing is computed twice."""
+    passes: list[RowPass] = []
+    for row_pass in picked:
+        first = {s.name: number for number, before in reversed([*enumerate(passes)]) for s in before.body}
+        body = tuple(s for s in row_pass.body if s.name not in first)
+        wanted = used_by(body) | {r.value for r in row_pass.reductions} | {s.value for s in row_pass.stores}
+        again = tuple(Keep(s.name, s.dtype) for s in row_pass.body if s.name in first and s.name in wanted)
+        for keep in again:
+            before = passes[first[keep.value]]
+            passes[first[keep.value]] = replace(before, keeps=tuple(dict.fromkeys((*before.keeps, keep))))
+        loads = tuple(load for load in row_pass.loads if load.value in wanted)
+        passes.append(replace(row_pass, loads=loads, takes=again, body=body))
+    return tuple(passes)
 
 
 def picking(graph: Graph, accesses: Iterable[Access], keeps: Keeps) -> Picking:

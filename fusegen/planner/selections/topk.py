@@ -48,7 +48,7 @@ from fusegen.planner.selections.choosing import (
     segment_of,
 )
 from fusegen.planner.selections.picker import picker
-from fusegen.planner.selections.picking import Picking, picking
+from fusegen.planner.selections.picking import Picking, holding, picking
 from fusegen.planner.selections.small_k_cost import power_from
 from fusegen.planner.ways import InWarp, OneByOne, Packed, Streaming, Way
 from fusegen.targets.base import Target
@@ -61,14 +61,12 @@ DELEGATES_ELEMENTS = 32  # the same where lanes have several delegates
 FEWEST_WARPS = 2  # of a scheduler: one loads while another chooses
 # 65536 x 64, k = 8, f32 took 22.6 us by two lanes a row, 17.2 by four; x 32, k = 4 15.2 and 11.3
 FEWEST_DELEGATES_LANES = 4
-PACKED_ELEMENTS = 64  # the same where a key is one word with its column
-WIDE_ELEMENTS = 32  # the same of two words
+PACKED_ELEMENTS = 64  # the same where a key is one word with its column, and half of them where it is f32
 GROUP = 4  # such keys that share a delegate
 # Of a lane, where they do. Rows that wait in shared memory leave no room for others on their way: 65536 x 256, k = 6
 # took 25.5 us by four lanes a row, and 20.4 without groups
 GROUPED_ELEMENTS = 32
-PACKED_THREADS = (128, 256)  # of a block,
-GROUPED_THREADS = (128, 512)  # where they have delegates
+PACKED_THREADS = (128, 512)  # of a block
 MOST_DELEGATES = 16  # of a lane, in registers beside its keys
 WARP_PICKS = 32
 TURN_LANES = 8
@@ -151,18 +149,19 @@ def packed(draft: Draft) -> Iterator[Plan]:
     best = power_from(graph.picks)
     if not stored or best > MOST_DELEGATES:
         return
-    most = WIDE_ELEMENTS if stored is f32 else PACKED_ELEMENTS
+    most = PACKED_ELEMENTS // stored.bytes * 2
     lanes = 1
     while lanes <= target.warp and draft.vectors > lanes // 2:
         per_thread = -(-draft.vectors // lanes)
         elements = per_thread * draft.vector
         ways = [(Packed(best, stored), threads) for threads in PACKED_THREADS] * (best <= elements <= most)
         if by_groups(draft, lanes, best) and f"larger_pair_{stored.name}" in target.spelling.functions:
-            ways += [(Packed(best, stored, GROUP), threads) for threads in GROUPED_THREADS]
+            ways += [(Packed(best, stored, GROUP), threads) for threads in PACKED_THREADS]
         for way, threads in ways:
             tile = Tile(threads, lanes, threads // lanes, draft.vector, per_thread)
             written = written_together(draft, way.own(lanes))
             planned = picking(graph, written.accesses, "values")
+            planned = replace(planned, picked=holding(planned.picked))
             chosen = selection_of(planned, graph.picks, way)
             if fits(chosen, tile, target):
                 yield candidate(written, planned, tile, chosen)

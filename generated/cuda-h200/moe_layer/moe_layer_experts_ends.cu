@@ -1,6 +1,6 @@
-// moe_layer_experts_ends: 2 steps in one launch, one after another, by a cluster of 8 blocks of 256 threads
+// moe_layer_experts_ends: 2 steps in one launch, one after another, by a cluster of 8 blocks of 512 threads
 //
-// because  one launch is expected to take 6.0 us: steps this short are mostly launches
+// because  one launch is expected to take 5.9 us: steps this short are mostly launches
 // launch   begins while the kernels before it run, and waits for them before all else; lets the next
 //          one begin once all its blocks run
 //
@@ -9,7 +9,7 @@
 //
 //    target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
 //    selects  4 of 64 columns a row by matmul, largest first; NaN before all, ties by column, -inf never
-//    tile     8 threads a row, 32 rows a block; matmul in registers, the best 4 by a network, 4 at a time
+//    tile     16 threads a row, 32 rows a block; matmul in registers, the best 4 by a network, 4 at a time
 //    traffic  73728 B moved, 73728 B ideal, 81920 B unfused in 2 launches
 //    floor    0.0 us at 4.8 TB/s; memory-bound at 0.38 flop/B
 //    needs    rows of 64 elements, next to each other; matmul: address and strides in multiples of 16 B
@@ -19,10 +19,23 @@
 //
 //    target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
 //    views    experts_part is experts as [4 * T]
-//    tile     counting sort of 1024 slots by 64 groups in one block of 8 warps, 128 slots each
+//    tile     counting sort of 1024 slots by 64 groups in one block of 16 warps, 64 slots each
 //    traffic  12544 B moved, 12544 B ideal, 12544 B unfused in 1 launch
 //    floor    0.0 us at 4.8 TB/s; instruction-bound at 0.00 flop/B
 //    needs    rows of 1024 elements, next to each other
+
+// one bit a lane, the lowest for the first
+typedef unsigned Lanes;
+
+// the lanes of the warp that say so
+__device__ __forceinline__ Lanes vote(bool says) {
+  return __ballot_sync(0xffffffffu, says);
+}
+
+// what the warp's threads wrote to shared memory can be read by all of them
+__device__ __forceinline__ void meet() {
+  __syncwarp();
+}
 
 namespace step_a {  // experts
 
@@ -66,44 +79,50 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// the largest value over the 8 threads of a row, in every one of them
+// the largest value over the 16 threads of a row, in every one of them
 __device__ __forceinline__ float row_max(float v) {
   #pragma unroll
-  for (int step = 4; step > 0; step /= 2) {
+  for (int step = 8; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 8 threads of a row, in every one of them
+// the sum over the 16 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
-  for (int step = 4; step > 0; step /= 2) {
+  for (int step = 8; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
 }
 
-// a candidate as one number: of two, the larger is the one to choose. Its upper half is the order of its key, an integer
-// that grows with the key; its lower half is the column, counted from the row's end, for ties go to lower columns
-typedef unsigned long long Entry;
+// a candidate as one number: of two, the larger is the one to choose. Its upper bits are those of the order of its key, an
+// integer that grows with the key; the last bits are the column, counted from the row's end, for ties go to lower columns
+typedef unsigned Entry;
+constexpr Entry place_bits = 0x3fu;  // the bits of the column
 constexpr int last_place = 63;  // the first column's
-constexpr Entry masked = 0x007fffffffffffffull;  // no entry of -inf is larger: it is never chosen
+constexpr Entry masked = 0x007fffffu;  // no entry of -inf is larger: it is never chosen
 
 // of positive floats the top bit is set, of negative ones every bit is flipped. NaN is above all numbers, and -0 is 0
 __device__ __forceinline__ unsigned order_of(float key) {
-  const unsigned bits = __float_as_uint(key + 0.0f);
-  if (key != key) return 0xffffffffu;
+  float y;
+  asm("add.f32 %0, %1, %2;" : "=f"(y) : "f"(key), "f"(0.0f));
+  const unsigned bits = __float_as_uint(y);
   return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);
 }
 
-__device__ __forceinline__ float key_of(Entry entry) {
-  const unsigned order = static_cast<unsigned>(entry >> 32);
-  return __uint_as_float(order & 0x80000000u ? order ^ 0x80000000u : ~order);
+__device__ __forceinline__ Entry word_of(unsigned order, unsigned place) {
+  return (order & ~place_bits) | place;
+}
+
+// do they clip to the same?
+__device__ __forceinline__ bool alike(unsigned a, unsigned b) {
+  return (a ^ b) <= place_bits;
 }
 
 __device__ __forceinline__ int column_of(Entry entry) {
-  return last_place - static_cast<int>(entry & 0xffffffffu);
+  return last_place - static_cast<int>(entry & place_bits);
 }
 
 // the larger of two comes first
@@ -150,15 +169,14 @@ __device__ __forceinline__ void merge_best(Entry (&best)[4], const Entry (&other
 
 // the best of N keys, the largest first: 4 of them at a time are sorted
 template <int N>
-__device__ __forceinline__ void best_of(
-    Entry (&best)[4], const unsigned (&orders)[N], const unsigned (&spots)[N]) {
+__device__ __forceinline__ void best_of(Entry (&best)[4], const Entry (&words)[N]) {
   #pragma unroll
   for (int from = 0; from < N; from += 4) {
     Entry next[4];
     #pragma unroll
     for (int q = 0; q < 4; ++q) {
       next[q] = 0;
-      if (from + q < N) next[q] = static_cast<Entry>(orders[from + q]) << 32 | spots[from + q];
+      if (from + q < N) next[q] = words[from + q];
     }
     sort_entries(next);
     if (from) {
@@ -183,6 +201,12 @@ __device__ __forceinline__ Entry either(bool first, Entry a, Entry b) {
   return first ? a : b;
 }
 
+// what the threads of a block share: of 32 rows
+struct alignas(16) Picker {
+  float keys[32][128];  // of each row, by column
+};
+static_assert(sizeof(Picker) <= 16384, "the launch's shared memory");
+
 // what the step's block of that number does
 __device__ __forceinline__ void part_a(
     unsigned block,
@@ -194,55 +218,98 @@ __device__ __forceinline__ void part_a(
     long long experts_stride,
     long long softmax_stride)
 {
-  constexpr int row_threads = 8;
   constexpr int block_rows = 32;  // that a block takes
-  const int lane = threadIdx.x % row_threads;  // of the 8 threads that share a row
+  constexpr int row_threads = 16;
+  const int lane = threadIdx.x % row_threads;  // of the 16 threads that share a row
+  extern __shared__ __align__(16) unsigned char shared[];
+  Picker& picker = *reinterpret_cast<Picker*>(shared);
   const long long own_row = static_cast<long long>(block) * block_rows + threadIdx.x / row_threads;
   const bool live = own_row < rows;
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const float* const matmul_row = matmul_ptr + row * matmul_stride;
   int* const experts_row = experts_ptr + row * experts_stride;
   float* const softmax_row = softmax_ptr + row * softmax_stride;
-  Vec<float, 4> matmul_vec[2];
+  const int col = lane * 4;
+  Vec<float, 4> matmul_vec;
 
   // pass 1 of 2: read matmul; keep matmul
-  #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    const int col = (v * row_threads + lane) * 4;
-    matmul_vec[v] = load<4>(matmul_row + col);
+  {
+    matmul_vec = load<4>(matmul_row + col);
   }
 
   // ---- words
   // a lane's keys
-  float keys[8];
+  float keys[4];
   #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float matmul = matmul_vec[v].at[j];
-      keys[v * 4 + j] = matmul;
-    }
+  for (int j = 0; j < 4; ++j) {
+    const float matmul = matmul_vec.at[j];
+    keys[j] = matmul;
   }
+  const int at = threadIdx.x / 16;  // the row's place in the block
+  #pragma unroll
+  for (int j = 0; j < 4; ++j) picker.keys[at][lane * 4 + j] = keys[j];
+  meet();
 
   // ---- choose
-  constexpr int first_place = 35, row_step = 32;  // of the first lane, and of vectors that follow
+  constexpr int first_place = 3, row_step = 64;  // of the first lane, and of vectors that follow
   // a lane's best; then those of all lanes
-  unsigned orders[8], spots[8];  // of the first lane's columns
+  Entry words[4];  // of the first lane's columns
   #pragma unroll
-  for (int q = 0; q < 8; ++q) {
-    orders[q] = order_of(keys[q]);
-    spots[q] = first_place - (q / 4 * row_step + q % 4);
-  }
+  for (int q = 0; q < 4; ++q) words[q] = word_of(order_of(keys[q]), first_place - (q / 4 * row_step + q % 4));
   Entry best[4];
-  best_of(best, orders, spots);
+  best_of(best, words);
   #pragma unroll
-  for (int q = 0; q < 4; ++q) best[q] += (7 - lane) * 4;
+  for (int q = 0; q < 4; ++q) best[q] += (15 - lane) * 4;
   #pragma unroll
-  for (int step = 1; step < 8; step *= 2) merge_lanes(best, step);
+  for (int step = 1; step < 16; step *= 2) merge_lanes(best, step);
   Entry picks[1] = {best[0]};  // of the row's best, that of this lane
   picks[0] = either(lane == 1, best[1], picks[0]);
   picks[0] = either(lane == 2, best[2], picks[0]);
   picks[0] = either(lane == 3, best[3], picks[0]);
+
+  // ---- again
+  // words that agree in all bits but the column's may have another order than their keys. Of keys above the last one
+  // chosen all have to be chosen, and no chosen one may be below the next
+  float own_keys[1];
+  own_keys[0] = picker.keys[at][column_of(picks[0])];
+  const float last_key = __shfl_sync(0xffffffffu, own_keys[0], 3, 16);
+  int missed = 0;
+  #pragma unroll
+  for (int j = 0; j < 4; ++j) missed += picker.keys[at][lane * 4 + j] > last_key;
+  missed -= lane < 4 && own_keys[0] > last_key;
+  #pragma unroll
+  for (int step = 8; step > 0; step /= 2) missed += __shfl_xor_sync(0xffffffffu, missed, step);
+  bool again = missed != 0;
+  const float next_key = __shfl_sync(0xffffffffu, own_keys[0], (lane + 1) % 16, 16);
+  again |= lane + 1 < 4 && own_keys[0] < next_key;
+  if (vote(again)) {
+    const Entry before = __shfl_sync(0xffffffffu, picks[0], (lane + 15) % 16, 16);
+    const Entry behind = __shfl_sync(0xffffffffu, picks[0], (lane + 1) % 16, 16);
+    Lanes tied[1];  // the lanes with such ranks
+    tied[0] = vote(alike(picks[0], before) || alike(picks[0], behind) || lane == 3);
+    Entry head = 0;
+    unsigned limit = 0;
+    #pragma unroll 1
+    for (int owner = 0; owner < 4; ++owner) {
+      if (tied[0] >> owner & 0x10001u) {
+        const Entry word = __shfl_sync(0xffffffffu, picks[0], owner, 16);
+        if (!alike(head, word)) limit = 0xffffffffu;
+        head = word & ~place_bits;
+        unsigned most = 0;  // of the last bits of keys, and their columns
+        #pragma unroll 4
+        for (int place = lane; place < 64; place += 16) {
+          const unsigned order = order_of(picker.keys[at][place]);
+          const unsigned low = (order & place_bits) << 6 | (last_place - place);
+          if (alike(head, order) && low < limit && low > most) most = low;
+        }
+        #pragma unroll
+        for (int step = 8; step > 0; step /= 2) most = max(most, __shfl_xor_sync(0xffffffffu, most, step));
+        limit = most;
+        if (lane == owner) picks[0] = word_of(head, most & place_bits);
+      }
+    }
+    own_keys[0] = picker.keys[at][column_of(picks[0])];
+  }
 
   // ---- write
   // the 4 chosen, pass 1 of 3 over them: top = max(best_); write experts
@@ -250,7 +317,7 @@ __device__ __forceinline__ void part_a(
   if (live && lane < 4) {
     const Entry entry = picks[0];
     const int experts = entry > masked ? column_of(entry) : -1;
-    const float best_ = key_of(entry);
+    const float best_ = own_keys[0];
     top_part = larger(top_part, best_);
     experts_row[lane] = experts;
   }
@@ -260,11 +327,12 @@ __device__ __forceinline__ void part_a(
 
   // the 4 chosen, pass 2 of 3 over them: sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
+  float e_kept;
   if (live && lane < 4) {
-    const Entry entry = picks[0];
-    const float best_ = key_of(entry);
+    const float best_ = own_keys[0];
     const float best_minus_pivot = best_ - pivot;
     const float e = exponential(best_minus_pivot);
+    e_kept = e;
     sum_of_exps_part += e;
   }
   const float sum_of_exps = row_sum(sum_of_exps_part);
@@ -274,10 +342,7 @@ __device__ __forceinline__ void part_a(
 
   // the 4 chosen, pass 3 of 3 over them: write softmax
   if (live && lane < 4) {
-    const Entry entry = picks[0];
-    const float best_ = key_of(entry);
-    const float best_minus_pivot = best_ - pivot;
-    const float e = exponential(best_minus_pivot);
+    const float e = e_kept;
     const float softmax = e * inverse_sum;
     softmax_row[lane] = softmax;
   }
@@ -290,17 +355,9 @@ namespace step_b {  // ends
 constexpr int groups = 64;
 constexpr int no_group = groups;  // of a slot whose id is none of theirs
 constexpr int no_slot = groups + 1;  // of a lane without one
-constexpr int threads = 256;
-constexpr int warps = 8;
-constexpr int batch = 4;  // slots of a lane whose groups are read together
-
-// one bit a lane, the lowest for the first
-typedef unsigned Lanes;
-
-// the lanes of the warp that say so
-__device__ __forceinline__ Lanes vote(bool says) {
-  return __ballot_sync(0xffffffffu, says);
-}
+constexpr int threads = 512;
+constexpr int warps = 16;
+constexpr int batch = 2;  // slots of a lane whose groups are read together
 
 __device__ __forceinline__ int count(Lanes lanes) {
   return __popc(lanes);
@@ -316,11 +373,6 @@ __device__ __forceinline__ Lanes of_same(int group) {
     same &= set ? says : ~says;
   }
   return same;
-}
-
-// what the warp's threads wrote to shared memory can be read by all of them
-__device__ __forceinline__ void meet() {
-  __syncwarp();
 }
 
 // v of the lane so many before this one
@@ -355,7 +407,7 @@ __device__ __forceinline__ void part_b(
   // pass 1: each warp counts its own slots of each group
   int named[batch];
   #pragma unroll
-  for (int i = 0; i < 4; ++i) named[i] = group_of(experts_part_ptr, first_slot + i * 32);
+  for (int i = 0; i < 2; ++i) named[i] = group_of(experts_part_ptr, first_slot + i * 32);
   #pragma unroll
   for (int i = 0; i < batch; ++i) {
     if (named[i] != no_slot) atomicAdd(&counted[warp][named[i]], 1);
@@ -413,7 +465,7 @@ __device__ __forceinline__ void part_b(
 
 }  // namespace step_b
 
-extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(256)
+extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512)
 moe_layer_experts_ends(
     const float* a_matmul_ptr,
     int* a_experts_ptr,
