@@ -72,6 +72,13 @@ SIMT_INLINE void ptx_fence_proxy_async() { fence_proxy(); }
 SIMT_INLINE void ptx_fence_proxy_async_shared_cta() { fence_proxy(); }
 SIMT_INLINE void ptx_fence_proxy_async_global() {}
 
+SIMT_INLINE void ptx_cp_async_mbarrier_arrive_noinc_shared_b64(u64 address, SIMT_LINE) {
+  arrive_with_copies(address, line);
+}
+SIMT_INLINE void ptx_cp_async_mbarrier_arrive_noinc_shared_cta_b64(u64 address, SIMT_LINE) {
+  arrive_with_copies(address, line);
+}
+
 // --- bulk copies
 #define SIMT_PTX_BULK_LOAD(name)                                                \
   SIMT_INLINE void name(u64 to, u64 from, u32 bytes, u64 mbarrier, SIMT_LINE) { \

@@ -200,6 +200,7 @@ void copy_async(u64 to, const void* from, u32 bytes, u32 filled);  // `to` in th
 void commit_copies();
 void wait_copies(u32 allowed);  // at most so many groups stay under way
 void wait_all_copies();
+void arrive_with_copies(u64 mbarrier, int line);  // once all that this thread has issued so far are complete
 
 // --- mbarriers, by their addresses in the window
 void mbarrier_init(u64 address, u32 count, int line);

@@ -72,6 +72,14 @@ static void require_multiple_of_128(u64 address, const void* site) {
 
 static void land(const BulkLoad& load) {
   const Copy& copy = load.copy;
+  if (load.arrives) {
+    for (Copy each : load.earlier) {
+      land(each);
+      checker_end_plain_load(each, load.mbarrier);
+    }
+    arrive_once(load.mbarrier, copy.site);
+    return;
+  }
   transfer(copy);
   checker_end_load(copy, load.mbarrier);
   complete_bytes(load.mbarrier, copy.bytes, copy.site);
@@ -95,6 +103,15 @@ bool land_load() {
   return true;
 }
 
+void issue_load(const BulkLoad& load) {
+  if (!worker->adversarial) {
+    land(load);
+    return;
+  }
+  Critical critical;
+  worker->loads.push_back(load);
+}
+
 static void issue(const Copy& copy, u64 to, u64 mbarrier) {
   if ((to ^ mbarrier) >> window_rank_shift) {
     fail_at(Fault::mbarrier, copy.site, 0, "a bulk copy into one block, counted by an mbarrier of another");
@@ -102,12 +119,7 @@ static void issue(const Copy& copy, u64 to, u64 mbarrier) {
   BulkLoad load{copy, mbarrier_at(mbarrier, true, copy.site)};
   checker_use_mbarrier(load.mbarrier, copy.site);
   checker_begin_copy(copy);
-  if (!worker->adversarial) {
-    land(load);
-    return;
-  }
-  Critical critical;
-  worker->loads.push_back(load);
+  issue_load(load);
 }
 
 void bulk_load(u64 to, const void* from, u32 bytes, u64 mbarrier, int line) {

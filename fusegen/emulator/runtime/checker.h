@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "worker.h"
@@ -114,6 +115,7 @@ constexpr u32 joins_kept = 8;
 struct Clocks {
   std::vector<ThreadOrder> threads;  // of the cluster, by author
   Clock fenced;                      // below these phases some fence.proxy.async has come behind an author's writes
+  std::unordered_set<u32> plain_copiers;  // of the authors, the copies by cp.async that mbarriers count
   Clock fenced_mbarriers;            // and it or fence.mbarrier_init behind what mbarriers an author has made
   std::unordered_map<const void*, Meeting> meetings;
   std::unordered_map<const void*, std::deque<Known>> commits;  // that have not arrived: what their threads knew
@@ -199,8 +201,9 @@ void clocks_begin_cluster(Checker& checker, u32 threads);
 void checker_meet_block(Block& block);
 Stamp clocks_stamp(const Fiber& fiber, u32 site);
 bool stamp_is_copy(const Stamp& stamp);
-u32 clocks_land(const void* object);    // the phase of what a copy writes that this mbarrier counts
-u32 clocks_copier(const void* object);  // and its author
+// The phase of what a copy writes that this mbarrier counts, and its author; `plain`: by the generic proxy.
+u32 clocks_land(const void* object, bool plain = false);
+u32 clocks_copier(const void* object, bool plain = false);
 Known clocks_published(const Fiber& fiber);
 void clocks_take_over(const Fiber& fiber, const Known& published);
 bool clocks_visible(const Takeover& takeover, const Fiber& fiber);

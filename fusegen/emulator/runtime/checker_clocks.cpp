@@ -154,6 +154,7 @@ void clocks_begin_cluster(Checker& checker, u32 threads) {
   all.commits.clear();
   all.fenced.clear();
   all.fenced_mbarriers.clear();
+  all.plain_copiers.clear();
   all.latest_fenced = nullptr;
   checker.tensor.clear();
   for (Join& made : all.joins) {
@@ -239,15 +240,17 @@ void checker_use_mbarrier(const void* mbarrier, const void* site) {
 void clocks_require_fenced(const Region& region, const Cell& cell, const char* place, const void* site) {
   const Clocks& all = clocks();
   const u32 author = cell.write.who;
-  if (cell.write.phase < worker->checker->first_phase || author >= all.threads.size() ||
+  const bool asynchronous = author >= all.threads.size() && !all.plain_copiers.count(author);
+  if (cell.write.phase < worker->checker->first_phase || asynchronous ||
       (author < all.fenced.size() && cell.write.phase < all.fenced[author])) {
     return;
   }
   const Member& member = member_at(region, place);
   fail_at(Fault::race, site, cell.write.site & site_mask,
-          "an asynchronous instruction reads byte %lld of %s, which a thread has written by a plain store: "
+          "an asynchronous instruction reads byte %lld of %s, which %s: "
           "fence.proxy.async must come between",
-          static_cast<long long>(place - member.low), member.name);
+          static_cast<long long>(place - member.low), member.name,
+          author < all.threads.size() ? "a thread has written by a plain store" : "cp.async has written");
 }
 
 // --- the rule
@@ -403,11 +406,21 @@ void check_cell_by_clock(Region& region, Cell& cell, const char* place, Access a
 
 // --- copies that an mbarrier counts: an author of their own, known to who sees the phase complete
 
-u32 clocks_land(const void* object) {
+// Those of the generic proxy have one to themselves, kept with the place behind the mbarrier's: that of no other one.
+static u32 copier_of(const void* object, bool plain) {
+  if (!plain) {
+    return meeting_at(object).author;
+  }
+  u32 author = meeting_at(static_cast<const char*>(object) + 1).author;
+  clocks().plain_copiers.insert(author);
+  return author;
+}
+
+u32 clocks_land(const void* object, bool plain) {
   Critical critical;
-  Meeting& meeting = meeting_at(object);
+  u32 author = copier_of(object, plain);
   u32 phase = ++worker->checker->phase;
-  learn(meeting.given, meeting.author, phase + 1);
+  learn(meeting_at(object).given, author, phase + 1);
   return phase;
 }
 
@@ -471,7 +484,7 @@ void clocks_remember_copied(Cell& cell, const Stamp& read) {
   }
 }
 
-u32 clocks_copier(const void* object) { return meeting_at(object).author; }
+u32 clocks_copier(const void* object, bool plain) { return copier_of(object, plain); }
 
 // --- the shared memory of another block
 

@@ -76,6 +76,10 @@ void checker_end_load(const Copy& copy, const void* mbarrier) {
   stamp_destination(copy, {clocks_land(mbarrier), clocks_copier(mbarrier), offset_of_site(copy.site)});
 }
 
+void checker_end_plain_load(const Copy& copy, const void* mbarrier) {
+  stamp_destination(copy, {clocks_land(mbarrier, true), clocks_copier(mbarrier, true), offset_of_site(copy.site)});
+}
+
 void checker_begin_source(const Copy& copy) {
   if (!copy.tile) {
     require_fenced(copy.from, copy.bytes, copy.site);

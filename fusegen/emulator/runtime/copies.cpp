@@ -3,12 +3,13 @@
 // When such a copy lands is open until its thread waits for it. So it lands at once in the plain schedule and at the
 // wait in an adversarial one: a missing wait shows in the numbers of the second, a stage that is filled again while it
 // is still being read in those of the first. The checking build finds both whatever the schedule: to it the destination
-// belongs to the copy from issue to wait.
+// belongs to the copy from issue to wait. Or an mbarrier is told of a thread's copies by an arrival that comes once they
+// are complete (cp.async.mbarrier.arrive.noinc), like the bytes of a bulk copy, whenever that is.
 #include "worker.h"
 
 namespace simt {
 
-static void land(Copy& copy) {
+void land(Copy& copy) {
   if (!copy.landed) {
     std::memcpy(copy.to, copy.from, copy.filled);
     std::memset(copy.to + copy.filled, 0, copy.bytes - copy.filled);
@@ -80,5 +81,16 @@ void wait_copies(u32 allowed) {
 }
 
 void wait_all_copies() { land_copies(*current_fiber()); }
+
+// From here on the copies are the mbarrier's: a wait for their groups knows nothing of them.
+void arrive_with_copies(u64 address, int line) {
+  const void* site = __builtin_return_address(0);
+  Fiber& fiber = *current_fiber();
+  fiber.line = line;
+  u64* mbarrier = mbarrier_at(address, true, site);
+  BulkLoad load{Copy{nullptr, nullptr, 0, 0, 0, false, false, site}, mbarrier, fiber.copies.pending, true};
+  fiber.copies.pending.clear();
+  issue_load(load);
+}
 
 }  // namespace simt

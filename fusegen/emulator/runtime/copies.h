@@ -20,9 +20,12 @@ struct Copy {
   const Tile* tile = nullptr;  // of a tensor copy: the other side, of which `from` or `to` is null
 };
 
+// What an mbarrier counts: the bytes of `copy`, or an arrival once all of `earlier` are complete.
 struct BulkLoad {
   Copy copy;
   u64* mbarrier;
+  std::vector<Copy> earlier = {};
+  bool arrives = false;
 };
 
 struct CopyQueue {

@@ -222,9 +222,11 @@ constexpr u32 window_rank_shift = 24;                  // an address of the wind
 char* from_shared_window(u64 address, const void* site);
 
 // copies.cpp
+void land(Copy& copy);
 void land_copies(Fiber& fiber);  // all that the thread has issued
 
 // bulk_copies.cpp
+void issue_load(const BulkLoad& load);
 bool land_load();  // one of those under way, if there is any
 void end_stores(Fiber& fiber);
 
@@ -319,6 +321,7 @@ void checker_end_copy(const Copy& copy);
 void checker_begin_source(const Copy& copy);  // for a copy that reads shared memory
 void checker_end_source(const Copy& copy);
 void checker_end_load(const Copy& copy, const void* mbarrier);
+void checker_end_plain_load(const Copy& copy, const void* mbarrier);  // by the generic proxy
 void checker_fence_proxy(const Fiber& fiber);
 void checker_made_mbarrier(const Fiber& fiber, const void* mbarrier, const void* site);
 void checker_fence_mbarriers(const Fiber& fiber);
@@ -355,6 +358,7 @@ inline void checker_end_copy(const Copy&) {}
 inline void checker_begin_source(const Copy&) {}
 inline void checker_end_source(const Copy&) {}
 inline void checker_end_load(const Copy&, const void*) {}
+inline void checker_end_plain_load(const Copy&, const void*) {}
 inline void checker_fence_proxy(const Fiber&) {}
 inline void checker_made_mbarrier(const Fiber&, const void*, const void*) {}
 inline void checker_fence_mbarriers(const Fiber&) {}
