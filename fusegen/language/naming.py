@@ -100,7 +100,8 @@ PRODUCT_FRAME = frozenset(
     instruction_across version commit after_thread_sync before_thread_sync load_sums_128 load_sums_64 load_sums_32
     load_sums_16 own_warp is_elected elected address widened fused worker mask col piece zeros line scales
     partial sixteen turned_at turned_cols turning selector scales_of zeros_of next_scales next_zeros its_zeros
-    fetch take prepare now number widen_pair bytes nibbles share pair added there first words half within""".split()  # noqa: SIM905
+    fetch take prepare now number widen_pair bytes nibbles share pair added there first words half within
+    copy_row arrive_with_copies look_ahead""".split()  # noqa: SIM905
 )
 # the same of the template for two products with a softmax between them
 ATTENTION_FRAME = frozenset(

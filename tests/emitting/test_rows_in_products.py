@@ -129,7 +129,7 @@ def of_counts(x: bf16[V, K], steps: i32[T], w: bf16[E, N, K], ends: i32[E]) -> b
 @pytest.mark.parametrize(
     ("spec", "kernels", "sizes"),
     [(looked_up, 1, {}), (of_their_own_sum, 2, {}), (of_counts, 2, {}),
-     (looked_up, 2, {"T": 16384, "V": 16384, "N": 4096, "K": 4096})],
+     (looked_up, 2, {"T": 16384, "V": 16384, "N": 16384, "K": 4096})],
     ids=["fused", "read twice", "index in memory", "wgmma behind a copy"],
 )  # fmt: skip
 def test_what_is_one_kernel(spec: Chain, kernels: int, sizes: dict[str, int]) -> None:

@@ -22,6 +22,7 @@ from fusegen.planner.parts import BOXED
 from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
     LINE_ELEMENTS,
+    PRODUCERS,
     SEGMENT_BYTES,
 )
 
@@ -328,8 +329,9 @@ class WgmmaSpeller(StoreSpeller):
             for output_group in plan.output_groups
             for load in ahead_of_sums(output_group)
         ]
-        left_copy, output_groups = (
-            self.left_copy(),
+        left_copy, rows_found, output_groups = (
+            None if plan.gathers else self.left_copy(),
+            self.rows_found(),
             [self.output_group(number) for number in range(len(plan.output_groups))],
         )
         fragments, slices, turned = self.fragments(), self.slices(), self.turned()
@@ -360,6 +362,7 @@ class WgmmaSpeller(StoreSpeller):
             "inside_row": self.inside_row,
             "tiles": self.tiles(),
             "left_copy": left_copy,
+            "rows_found": rows_found,
             "empty": self.empty(),
             "inside": self.inside,
             "output_groups": output_groups,
@@ -407,7 +410,7 @@ class WgmmaSpeller(StoreSpeller):
             "kept": self.kept(output_groups[0]["boxes"][0]) if plan.deferred_store else None,
             "slices": slices,
             "ahead": self.ahead() if plan.pairs_ahead > 1 else None,
-            "producers": 2 if slices else 1,
+            "producers": 1 + PRODUCERS * tile.atom.threads if rows_found else 2 if slices else 1,
             "own_rows": "" if turned else self.own_rows,
             "names_row": not plan.deferred_store
             or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in output_groups),
@@ -516,7 +519,8 @@ class WgmmaSpeller(StoreSpeller):
 
     @property
     def factors(self) -> frozenset[str]:
-        return frozenset(o.access.tensor for o in (*self.plan.left, *self.plan.rights))
+        """Those that tensor copies bring."""
+        return frozenset(o.access.tensor for o in (*self.plan.left, *self.plan.rights) if o.transport == "tensor")
 
 
 def ahead_of_sums(output_group: OutputGroup) -> list[Load]:

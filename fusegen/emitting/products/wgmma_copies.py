@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusegen.emitting.dialect import all_of, choice
+from fusegen.emitting.dialect import ZEROS, all_of, choice
+from fusegen.emitting.loops import each_line
 from fusegen.emitting.products.words import OF_GROUP, ProductWords
 from fusegen.planner.model import Access, Load
 from fusegen.planner.products.mma_operands import SEGMENT
 from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
     LINE_ELEMENTS,
+    PIECE_BYTES,
     SEGMENT_LINES,
     WgmmaPlan,
 )
@@ -150,6 +152,48 @@ class CopySpeller(ProductWords):
             "call": f"{name}({start} + stage * {to}_bytes, {operand.name}_map, arrived,",
             "boxes": lines,
             "at": ", ".join(coordinates),
+        }
+
+    # ---- rows of the left factor that an index names
+
+    def rows_found(self) -> Mapping[str, Any] | None:
+        """How the producer's threads find the rows that they copy, what of the index is read for the tile that comes
+        next, and where in shared memory a thread's 16 bytes of a line lie; None where tensor copies bring all."""
+        operand, plan = self.plan.left[0], self.plan
+        if (rows_at := operand.rows_at) is None:
+            return None
+        access, name, passes = operand.access, operand.name, plan.row_passes
+        assert access.gathered is not None
+        index, elements = self.argument(rows_at.index), PIECE_BYTES // access.dtype.bytes
+        row = f"m{f' + v * {plan.piece_rows}' * (passes > 1)}"
+        inside = f"const bool inside = {self.inside_row.replace('row', f'{name}_row', 1)};"
+        asked, found = [f"const int {name}_row = ahead.row0 + {row};"], [f"const int {name}_row = at.row0 + {row};"]
+        asked.append(inside.replace("at.", "ahead."))
+        found.append(inside)
+        for load in rows_at.loads:
+            own = f"{load.access.name}_ahead[v]"
+            asked.append(f"if (inside) {own} = *({self.at(load.access, row=f'{name}_row')});")
+            read = self.to_value(load.access.dtype, own)
+            found.append(self.define(load.value, load.dtype, f"inside ? {read} : {ZEROS[load.dtype]}"))
+        found += self.statements(rows_at.body)
+        found.append(f"{name}_found[v] = inside && {index} < {rows_at.count} ? {index} : -1;")
+        there, first = f"{name}_found[v] >= 0", f"{self.step} * tile_k + k" if plan.steps > 1 else "k"
+        from_row = f"{self.pointers[access.tensor]} + ({there} ? {name}_found[v] : 0) * {access.gathered.stride}"
+        test = all_of(there, f"k_at < {plan.k}" if plan.padded else "")
+        to = f"to + stage * left_bytes{f' + v * ({plan.piece_rows} * line_bytes)' * (passes > 1)}"
+        return {
+            "declared": [
+                *(f"{self.ctype(load.access.dtype)} {load.access.name}_ahead[{passes}];" for load in rows_at.loads),
+                f"int {name}_found[{passes}];  // rows of {name} that the thread copies a part of; zeros below 0",
+            ],
+            "asked": each_line(asked, "v", passes),
+            "found": each_line(found, "v", passes),
+            "k_at": f"const int k_at = {first};",
+            "copies": each_line([f"copy_row({to}, {from_row} + k_at, {test} ? {PIECE_BYTES} : 0);"], "v", passes),
+            "m": f"threadIdx.x / {plan.piece_lanes}",
+            "k": f"threadIdx.x % {plan.piece_lanes} * {elements}",
+            "to": f"left + m * line_bytes + ((threadIdx.x % {plan.piece_lanes} ^ m % {plan.piece_lanes}) << 4)",
+            "first": "step == 0 && " if plan.steps > 1 else "",
         }
 
     # ---- blocks that share a tile

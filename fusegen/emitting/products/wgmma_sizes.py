@@ -84,7 +84,9 @@ def scaled(blocks: BlockScales) -> list[str]:
 
 
 def brought(plan: WgmmaPlan) -> list[str]:
-    """What a slice is, which may have fewer rows of the left factor than there is room for."""
+    """What tensor copies bring of a slice, which may have fewer rows of the left factor than there is room for."""
+    if plan.gathers:
+        return ["constexpr int slice_bytes = right_bytes;  // that tensor copies bring"]
     if plan.left_rows == plan.tile.held_rows or plan.coding:
         return ["constexpr int slice_bytes = left_bytes + right_bytes;"]
     return [f"constexpr int slice_bytes = {plan.left_rows} * line_bytes + right_bytes;"]

@@ -8,20 +8,20 @@ from functools import cached_property
 from typing import Literal
 
 from fusegen.language.block_products import BLOCK
-from fusegen.language.graph import Graph, Kind, Node, behind
+from fusegen.language.graph import Graph, Node
 from fusegen.language.naming import value_names
 from fusegen.language.products import Factor, Split
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Layout, RowDim
 from fusegen.planner.parts import Transport
-from fusegen.planner.pieces import VECTOR_BYTES, statements, stride_name
+from fusegen.planner.pieces import VECTOR_BYTES, stride_name
 from fusegen.planner.products.factors import Use, access_of, line_of, uses, widest
 from fusegen.planner.products.gemm import (
     GemmTile,
     chunk_of,
 )
-from fusegen.planner.products.output_groups import ProductDraft, ends_access, load, segments_of
-from fusegen.planner.products.parts import BlockScales, Coding, Operand, RowsAt
+from fusegen.planner.products.output_groups import ProductDraft, ends_access, rows_at, segments_of
+from fusegen.planner.products.parts import BlockScales, Coding, Operand
 
 SEGMENT = "segment"  # the kernel's index of a group of rows
 K_BEGIN = "k_begin"  # where a group of K begins
@@ -140,22 +140,9 @@ def left_factors(drawn: MmaDraft) -> tuple[Operand, ...]:
         transport: Transport = "cp.async" if copied and len(tensors) == 1 else "plain"
         found.append(operand(drawn, access, "rows", line == use.k_axis, transport))
     if left.index is not None:
-        found[0] = replace(found[0], rows_at=rows_at(drawn, left, found[0].access))
+        tiles = {name: access for (name, place), access in drawn.accesses.items() if place == "tile"}
+        found[0] = replace(found[0], rows_at=rows_at(drawn.hoisted, left, found[0].access, tiles))
     return tuple(found)
-
-
-def rows_at(drawn: MmaDraft, left: Factor, access: Access) -> RowsAt:
-    """How a thread finds the rows of a left factor that an index names."""
-    graph = drawn.hoisted
-    assert left.index is not None
-    assert access.gathered is not None
-    made = [n for n in behind([left.index]) if n.op.kind is Kind.MAP]
-    loads = tuple(
-        load(graph, drawn.accesses[graph.tensor_of[n].name, "tile"], graph.tensor_of[n])
-        for n in left.index_operands
-        if n.shape
-    )
-    return RowsAt(loads, statements(graph, made), access.gathered.index, access.gathered.count)
 
 
 def right_factors(drawn: MmaDraft) -> Mapping[Node, Operand]:

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor
+from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor, behind
 from fusegen.language.naming import value_names
-from fusegen.language.products import Split, Unsplittable, is_computed, split
+from fusegen.language.products import Factor, Split, Unsplittable, is_computed, split
 from fusegen.language.types import DType, Size, f32, size_of
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Body, Layout, Load, Reduction, RowDim, Store
 from fusegen.planner.pieces import statements
-from fusegen.planner.products.parts import Contraction, InnerSegments, OutputGroup, Prologue, Segments
+from fusegen.planner.products.parts import Contraction, InnerSegments, OutputGroup, Prologue, RowsAt, Segments
 from fusegen.planner.ranges import fits
 from fusegen.planner.rewrites import hoist_scales
 from fusegen.targets.atoms import F32_BITS, Atom
@@ -187,6 +187,16 @@ def groups(graph: Graph, parts: Split) -> tuple[Group, ...]:
 
 def load(graph: Graph, access: Access, tensor: Tensor) -> Load:
     return Load(access, value_names(graph)[tensor.node])
+
+
+def rows_at(graph: Graph, left: Factor, access: Access, accesses: Mapping[str, Access]) -> RowsAt:
+    """How a thread finds the rows of a left factor that an index names; `accesses`: of what the index is made of."""
+    assert left.index is not None
+    assert access.gathered is not None
+    made = [n for n in behind([left.index]) if n.op.kind is Kind.MAP]
+    tensors = [graph.tensor_of[n] for n in left.index_operands if n.shape]
+    loads = tuple(load(graph, accesses[t.name], t) for t in tensors)
+    return RowsAt(loads, statements(graph, made), access.gathered.index, access.gathered.count)
 
 
 def within(graph: Graph, *roots: Node, without: Iterable[Node] = ()) -> set[Node]:

@@ -21,12 +21,12 @@ from fusegen.planner.products.output_groups import groups, need_whole_groups, ta
 from fusegen.planner.products.tcgen05 import Tcgen05Plan, Tcgen05Tile, tiles_of_few, tiles_of_many
 from fusegen.planner.products.tcgen05_cost import estimate
 from fusegen.planner.products.wgmma import LINE_ELEMENTS, WgmmaTile, WgmmaWork
+from fusegen.planner.products.wgmma_operands import prepared_matrix
 from fusegen.planner.products.wgmma_rule import (
     FEW_ROWS,
     LEAST_COLS,
     WgmmaDraft,
     check,
-    prepared_matrix,
 )
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target

@@ -10,6 +10,7 @@ those with columns of their own are *output groups*, side by side in one row of 
 slice each, where the left factor is computed: while one multiplies, the other one prepares its fragments, of the next
 tile too; and where rows are normalised, what is made of a tile's sums waits in registers until the next tile's products
 run. Operands as large as the result come through the ring behind a tile's slices, where the schedule is cooperative.
+Where an index names the left factor's rows, the producer's threads copy them, 16 bytes each, beside the tensor copies.
 
     rows M    the last of `row_dims`, a run-time argument; another one before it counts products of their own
     cols N    of the products of one output group, a constant
@@ -40,10 +41,12 @@ SEGMENT_BYTES = SEGMENT_LINES * LINE_BYTES
 LAUNCH_REGISTERS = 168  # of a thread as launched: 3 groups of as many threads share 65536,
 PRODUCER_REGISTERS = 40  # of which those that bring slices give back what they need not,
 CONSUMER_REGISTERS = 232  # and those that multiply take it: 40 + 2 x 232 are three times 168
+GATHERING_REGISTERS, GATHERED_REGISTERS = 56, 224  # the same where producers keep rows that an index names
 FEW_PRODUCER_REGISTERS, FEW_CONSUMER_REGISTERS = 24, 112  # where five groups are launched with 96 each
 BUFFERS = 2  # that a warp stores by turns
 SLICES_AHEAD = 2  # slices whose pairs are on their way
 SCALES_AHEAD = 4  # slices whose scales by blocks are, of tiles of one part
+PIECE_BYTES = 16  # that a thread copies of a row at once
 MOST_KEPT_REGISTERS = 80  # registers beside 128 sums and two prepared slices; with 88 a kernel spilled
 
 GroupSchedule = Literal["pingpong", "cooperative"]
@@ -218,6 +221,11 @@ class WgmmaWork(ProductWork):
         return LINE_BYTES // self.dtype.bytes
 
     @property
+    def gathers(self) -> bool:
+        """Do the producer's threads find rows of the left factor by an index, in place of tensor copies?"""
+        return self.left[0].rows_at is not None
+
+    @property
     def promoted_slices(self) -> int:
         """Whose sums begin at 0 and are added in f32; 0: none are."""
         return self.promote // self.line
@@ -325,8 +333,9 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
 
     @property
     def slices_at_first(self) -> int:
-        """Not where ends of groups say which they are: these may be the kernel's before."""
-        return 0 if self.segments else min(self.tile.stages, self.steps // self.tile.slices_a_stage)
+        """Not where ends of groups say which they are: these may be the kernel's before. Nor where all threads of the
+        producer copy, whose slices come one behind the other."""
+        return 0 if self.segments or self.gathers else min(self.tile.stages, self.steps // self.tile.slices_a_stage)
 
     @property
     def before_wait(self) -> str:
@@ -337,13 +346,28 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         """Of a thread that brings slices."""
         if self.tile.consumers > CONSUMERS:
             return FEW_PRODUCER_REGISTERS
-        return PRODUCER_REGISTERS
+        return GATHERING_REGISTERS if self.gathers else PRODUCER_REGISTERS
 
     @property
     def consumer_registers(self) -> int:
         if self.tile.consumers > CONSUMERS:
             return FEW_CONSUMER_REGISTERS
-        return CONSUMER_REGISTERS
+        return GATHERED_REGISTERS if self.gathers else CONSUMER_REGISTERS
+
+    @property
+    def piece_lanes(self) -> int:
+        """Neighbouring threads of the producer that copy one line of a row."""
+        return LINE_BYTES // PIECE_BYTES
+
+    @property
+    def piece_rows(self) -> int:
+        """Rows of which the producer's threads copy a line together."""
+        return PRODUCERS * self.tile.atom.threads // self.piece_lanes
+
+    @property
+    def row_passes(self) -> int:
+        """Rows of which a thread copies a part."""
+        return self.left_rows // self.piece_rows
 
     @property
     def is_pingpong(self) -> bool:

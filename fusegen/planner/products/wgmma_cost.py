@@ -65,6 +65,12 @@ HOT_COOPERATIVE_FACTOR = 1.04  # and there larger tiles, cooperative take more o
 SCALED_FACTOR = 1.02
 PREPARED_US = 0.30  # a slice of one that is scaled by a vector of its type
 COMPUTED_US, SLOT_US = 0.34, 0.04  # of others, and for each issue slot of an element
+# ---- rows that an index names, which threads copy by 16 bytes: a row's line of a slice takes so long, and what is
+# written so stands in the way of what wgmma reads, more than tensor copies do. Gate and up of K = 2048 with
+# 1024 columns, in tiles of 128 x 256, took 1.05 to 1.12 of the time behind rows that lie as they are multiplied, and in
+# those of 128 x 128 1.28 to 1.40 (H200, 16384 rows in 8 and in 64 groups, 65536 in 64).
+COPIED_ROW_US = 0.0034
+GATHERED_FACTOR = 1.08
 # ---- right factors of codes, summed turned round: of 32 candidates of 4 and 8 bits, 16 to 2048 rows of 8192 x 8192, on
 # one H200, which they meet within 4 % (rms; 10 % at worst). A slice of 64 columns takes so long, and longer with each
 # row. Widening and barriers limit it, and not its copies; four consumers hide more of that.
@@ -209,6 +215,8 @@ def spread(work: WgmmaWork, *extents: int) -> float:
 def preparing(work: WgmmaWork, parts: Split, each: float) -> float:
     """The time of a slice whose products alone take `each` us: half of it, another group's, hides what is prepared."""
     found = work.prologue
+    if work.gathers:
+        return max(each * GATHERED_FACTOR, COPIED_ROW_US * work.tile.rows)
     if found is None:
         return each
     if found.scale or not found.changes:

@@ -12,6 +12,9 @@ What measurements on an H200 decided (docs/measurements.md, "Products on Hopper"
   it takes longer, it is better prepared within its tile, and stored at its end.
 - Where tiles are few, other widths fill the SMs, and the blocks of a cluster share a tile's K (split-K).
 - f32 is rounded to tf32 by the tensor copies: to even, and to an infinity beyond the largest tf32.
+- Rows that an index names are copied by the producer's threads, 16 bytes each, as the weights come by tensor copies. An
+  mbarrier is told of them once they are there, and consumers fence: a thread that fences waits for all of its own
+  copies, and took 1.1 to 1.2 times as long. Tensor copies of single rows took 4 times as long.
 - Cache hints, tensor maps fetched ahead and boxes without the rows beyond the last gained nothing.
 """
 
@@ -24,10 +27,10 @@ from functools import cached_property
 from typing import ClassVar, Literal, Self, get_args
 
 from fusegen.language.block_products import BLOCK
-from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor
+from fusegen.language.graph import Graph, Node, Tensor
 from fusegen.language.naming import entry_name, value_names
-from fusegen.language.products import Split, group_vectors
-from fusegen.language.types import bf16, f16, f32, size_of, tf32
+from fusegen.language.products import Split
+from fusegen.language.types import f32, size_of, tf32
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, NotFor
 from fusegen.planner.model import Access, Cost, Layout, Load, Param, Store
@@ -53,10 +56,10 @@ from fusegen.planner.products.output_groups import (
     need_plain_rights,
     need_whole_groups,
     prologue_of,
+    rows_at,
     segments_of,
     spans_of,
     taken_apart,
-    within,
 )
 from fusegen.planner.products.parts import BlockScales, Contraction, Left, Operand, OutputGroup, Prologue, Segments
 from fusegen.planner.products.product_cost import product_rounding, tiles_down
@@ -70,6 +73,16 @@ from fusegen.planner.products.wgmma import (
     vector_bytes,
 )
 from fusegen.planner.products.wgmma_cost import estimate
+from fusegen.planner.products.wgmma_operands import (
+    QUAD_COLS,
+    VECTOR_COLS,
+    boxed,
+    brought,
+    by_quads,
+    prepared_matrix,
+    scales,
+    unaligned,
+)
 from fusegen.planner.tile import LINE_BYTES
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
@@ -80,8 +93,6 @@ MOST_ROUNDS = 4  # of tiles on all SMs
 LEAST_SLICES = 4  # of a block that shares a tile
 CLUSTERED_SHARE = {4: 0.91, 8: 0.9}  # of an H200's SMs, 120 have room for clusters of four
 MOST_BATCHES = 1  # row dimensions beside the products' rows: tensor copies of three axes
-VECTOR_COLS = 8  # elements of 16 bytes
-QUAD_COLS = 8  # elements of 8 bits that a lane stores: 32 bytes, a sector, of the four lanes that have a row
 MOST_EARLY_BYTES = 4  # bytes of all vectors' elements: a thread keeps 32 or 64 of each while it sums
 LEAST_COLS = 16  # of a box that is stored: a sector of 32 bytes a row
 LEAST_STAGES = 3
@@ -128,7 +139,7 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     if not target.atoms_of("warpgroup", first.left.dtype, first.right.dtype):
         raise NoMatch(no_unit(target, "wgmma", first.left.dtype, first.right.dtype))
     found = groups(hoisted, parts)
-    check(hoisted, parts, found, "wgmma")
+    check(hoisted, parts, found, "wgmma", gathers=True)
     drafts = {
         schedule: WgmmaDraft.of(graph, hoisted, parts, found, target, layout, schedule)
         for schedule in get_args(GroupSchedule)
@@ -142,8 +153,11 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     yield from plans
 
 
-def check(graph: Graph, parts: Split, found: tuple[Group, ...], unit: str, codes: bool = False) -> None:
-    """Raises NoMatch for what the template has no place for; `unit`: what multiplies; `codes`: may right factors be?"""
+def check(
+    graph: Graph, parts: Split, found: tuple[Group, ...], unit: str, codes: bool = False, gathers: bool = False
+) -> None:
+    """Raises NoMatch for what the template has no place for; `unit`: what multiplies; `codes`: may right factors be?
+    `gathers`: do its kernels find rows of the left factor by an index?"""
     need_plain_rights(parts, blocks=True, codes=codes)
     need_whole_groups(found, graph)
     if len(parts.lefts) > 1:
@@ -151,7 +165,11 @@ def check(graph: Graph, parts: Split, found: tuple[Group, ...], unit: str, codes
     if parts.products[0].node.inner_ends is not None:
         raise NoMatch(f"the products are summed over groups, which begin anywhere; {unit}'s slices are all of K")
     if parts.lefts[0].index is not None:
-        raise NoMatch("an index names the left factor's rows; tensor copies bring rows that lie one behind the other")
+        if not gathers:
+            raise NoMatch(
+                "an index names the left factor's rows; tensor copies bring rows that lie one behind the other"
+            )
+        need_plain_rows(parts)
     if (together := len(found[0].products)) > MOST_PRODUCTS:
         raise NoMatch(f"{together} products are used together; {unit} has registers for the sums of {MOST_PRODUCTS}")
     for group in found:
@@ -160,6 +178,16 @@ def check(graph: Graph, parts: Split, found: tuple[Group, ...], unit: str, codes
         for tensor in group.outputs:
             if tensor.shape[-1] != group.width and tensor.node not in graph.grouped:
                 raise NoMatch(f"{tensor.name} has one value a row; {unit} stores tiles")
+
+
+def need_plain_rows(parts: Split) -> None:
+    """Raises NoMatch for rows that an index names where more than copies of 16 bytes is to be made of them."""
+    product = parts.products[0]
+    where = f"an index names the left factor's rows at {product.node.where}"
+    if parts.lefts[0].dtype is f32:
+        raise NoMatch(f"{where}, of f32; tensor copies alone round that to tf32")
+    if any(p.scales for p in parts.products):
+        raise NoMatch(f"{where}, and their blocks have scales; wgmma's kernels read those by the products' rows")
 
 
 @dataclass(frozen=True)
@@ -180,6 +208,8 @@ class WgmmaDraft(ProductDraft):
         layout: Layout, schedule: GroupSchedule,
     ) -> Self:  # fmt: skip
         dims = product_dims(hoisted, layout)
+        if len(dims) > 1 and parts.lefts[0].index is not None:
+            raise NoMatch("an index names the left factor's rows, of several products; wgmma finds those of one")
         if len(dims) - 1 > MOST_BATCHES:
             beside = f"{len(dims) - 1} dimensions of products beside their rows"
             raise NoMatch(f"{beside}; {cls.rule}'s tensor copies pass {MOST_BATCHES}")
@@ -190,7 +220,7 @@ class WgmmaDraft(ProductDraft):
         # every tile's part of the ring is as long; ping-pong, boxes that wait for a tile's end hold up the other
         # group's slices: relu(x @ w.T + bias) + residual at 4096^3 took 1.055 so, 1.037 without, and 1.019 cooperative
         bring = cls.brings_operands and matrix is None and schedule == "cooperative" and not hoisted.grouped
-        bring &= len(found_groups) == 1
+        bring &= len(found_groups) == 1 and parts.lefts[0].index is None
         for use in uses(hoisted):
             name = use.tensor.name
             prepared = use.tensor is matrix
@@ -310,7 +340,7 @@ class WgmmaDraft(ProductDraft):
         return LINE_BYTES // self.dtype.bytes
 
     def regime(self, tile: WgmmaTile) -> str:
-        return regime(tile, self.together, self.line, self.segments)
+        return regime(tile, self.together, self.line, self.segments, self.gathers)
 
     def output_groups(self, tile: WgmmaTile) -> tuple[OutputGroup, ...]:
         """Those of all rules; boxes are moved by tensor copies, and vectors read before the sums are there, where that
@@ -459,7 +489,16 @@ class WgmmaDraft(ProductDraft):
     def operand(self, tensor: Tensor | None, side: Literal["rows", "cols"]) -> Operand:
         assert tensor is not None  # check() saw to it
         along = line_of(self.factors[tensor.name], self.layout) == self.factors[tensor.name].k_axis
-        return Operand(self.access[tensor.name], side, along, along, "tensor")
+        access = self.access[tensor.name]
+        if access.gathered is None:
+            return Operand(access, side, along, along, "tensor")
+        rows = rows_at(self.hoisted, self.parts.lefts[0], access, self.access)
+        return Operand(access, side, along, along, "cp.async", rows_at=rows)
+
+    @property
+    def gathers(self) -> bool:
+        """Are the left factor's rows those that an index names?"""
+        return self.parts.lefts[0].index is not None
 
     def params(self, tile: WgmmaTile) -> tuple[Param, ...]:
         """Those of every rule, with a map in place of the pointer and the strides of what tensor copies move."""
@@ -479,7 +518,9 @@ class WgmmaDraft(ProductDraft):
         return any(map(self.is_mapped, beside))
 
     def is_mapped(self, access: Access) -> bool:
-        return access.tensor in self.factors or (self.is_boxed(access) and not (access.output and self.segments))
+        if access.tensor in self.factors:
+            return access.gathered is None
+        return self.is_boxed(access) and not (access.output and self.segments)
 
     def is_boxed(self, access: Access) -> bool:
         """Does it come and go by boxes in shared memory?"""
@@ -519,72 +560,7 @@ def in_turn(part: Load | Store) -> tuple[bool, bool]:
     return not (isinstance(part, Load) and part.when == "ahead"), part.transport not in BOXED
 
 
-def prepared_matrix(graph: Graph, parts: Split, unit: str) -> Tensor | None:
-    """The one matrix whose elements a thread sees before `unit` multiplies them; None where it need see none.
-
-    Raises NoMatch where there are several, or where more is needed of a row than what passes by.
-    """
-    left = parts.lefts[0]
-    if left.operand is not None and not parts.statistics:
-        return None
-    if left.operand is not None and left.transposed:
-        raise NoMatch(f"the left factor is transposed, and its rows are reduced; {unit} sees lines along K only")
-    needed = within(graph, left.node, *(s.node.inputs[0] for s in parts.statistics))
-    for node in (n for n in graph.nodes if n in needed):
-        if node.op.kind is Kind.REDUCE or (node.op.kind is not Kind.LEAF and graph.extents[node] is Extent.ROW):
-            raise NoMatch(
-                f"the left factor needs {node.op.name} at {node.where}, one value a row, before it is multiplied"
-            )
-        if node.op.name in ("row_index", "col_index"):
-            raise NoMatch(f"the left factor is computed from a position; {unit} computes it from operands alone")
-    for statistic in parts.statistics:
-        if statistic.node.op.name != "sum" or statistic.node.dtype is not f32:
-            what = f"{statistic.node.op.name} of {statistic.node.dtype} at {statistic.node.where}"
-            raise NoMatch(f"{what}: {unit} takes sums of f32 along the rows alone")
-    tensors = [t for t in graph.inputs if t.shape and t.node in needed]
-    matrices = [t for t in tensors if len(t.shape) > 1]
-    if len(matrices) != 1 or matrices[0].dtype is not left.dtype:
-        names = ", ".join(t.name for t in matrices) or "no matrix"
-        raise NoMatch(f"the left factor is computed from {names}; {unit} prepares one matrix of its own type")
-    behind = within(graph, *(t.node for t in graph.outputs))
-    if matrices[0].node in behind:
-        raise NoMatch(f"{matrices[0].name} is used in two ways; {unit} moves each tensor in one")
-    return matrices[0]
-
-
-def scales(left: Node, matrix: Tensor, vector: Tensor) -> bool:
-    """Is the factor the matrix times the vector, element by element, both of one type?"""
-    return left.op.name == "mul" and set(left.inputs) == {matrix.node, vector.node} and vector.dtype is matrix.dtype
-
-
-def boxed(graph: Graph, use: Use, width: int) -> bool:
-    """Does a tensor copy store it? It must be of 16-bit elements and lie as tensor copies need it."""
-    output = any(use.tensor is t for t in graph.outputs)
-    return output and use.tensor.dtype in (f16, bf16) and width == VECTOR_COLS
-
-
-def by_quads(graph: Graph, use: Use, width: int) -> bool:
-    """Is it a result of 8 bits, of which a lane may store 8 neighbours?"""
-    output = any(use.tensor is t for t in graph.outputs)
-    return output and use.tensor.dtype.bits == 8 and use.tensor.shape == graph.shape and width >= QUAD_COLS
-
-
-def brought(graph: Graph, use: Use, width: int) -> bool:
-    """Does it come by tensor copies, though it is no factor? The same holds; and every row has its own."""
-    alike = use.tensor.shape == graph.shape and not any(use.tensor is t for t in graph.outputs)
-    alike = alike and use.tensor.node not in group_vectors(graph)
-    return alike and use.place == "tile" and use.tensor.dtype in (f16, bf16) and width == VECTOR_COLS
-
-
-def unaligned(graph: Graph, layout: Layout, use: Use) -> str:
-    """Why a factor can't be moved by tensor copies."""
-    if use.tensor.name in layout.unaligned:
-        return "has an address or a stride that is no multiple of 16 bytes"
-    line = use.tensor.shape[line_of(use, layout)]
-    return f"has lines of {size_of(line, graph.sizes)} elements"
-
-
-def regime(tile: WgmmaTile, products: int, line: int, segments: Segments | None) -> str:
+def regime(tile: WgmmaTile, products: int, line: int, segments: Segments | None, gathers: bool) -> str:
     each = f"{tile.rows}x{tile.cols // products}" + (f" of {products} products" if products > 1 else "")
     pingpong = tile.schedule == "pingpong"
     who = (
@@ -592,7 +568,7 @@ def regime(tile: WgmmaTile, products: int, line: int, segments: Segments | None)
         if pingpong
         else f"cooperative: two consumer warpgroups share tiles of {each}"
     )
-    producer = f"a producer {tile.stages} slices of {line} ahead"
+    producer = f"a producer {tile.stages} slices of {line} ahead" + ", which finds rows by their index" * gathers
     cluster = f", the right factor multicast in clusters of {tile.cluster}" if tile.cluster > 1 else ""
     if tile.split_k > 1:
         return f"{who}, {producer}; split-K by a cluster of {tile.split_k} blocks"
