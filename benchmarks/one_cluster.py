@@ -3,8 +3,9 @@
     python benchmarks/one_cluster.py             # routers with their sorts, some 60 s
 
 The chain is a mixture's router: product, top-k, softmax, and the slots sorted by their experts. It is timed with all
-steps apart, as the planner has it, with some of them by one cluster, and with all of them so by several tiles of the
-product. By one stopwatch, L2 cold, medians, in us. Run from the repository root on an NVIDIA GPU, with torch.
+steps apart, as the planner has it, with some of them by one cluster, with the rows of the first ones shared out to
+many, and with all of them by one in several tiles of the product. By one stopwatch, L2 cold, medians, in us. Run from
+the repository root on an NVIDIA GPU, with torch.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from fusegen import bf16, chain, dims, f32, i32, pipeline  # noqa: E402
 from fusegen import ops as F  # noqa: E402
 from fusegen.measuring.timing import Stopwatch  # noqa: E402
 from fusegen.planner import candidates  # noqa: E402
-from fusegen.planner.programs import joining, kernels_of, one_cluster  # noqa: E402
+from fusegen.planner.programs import joining, kernels_of, one_cluster, shares  # noqa: E402
 from fusegen.planner.programs.dependent import dependent  # noqa: E402
-from fusegen.planner.programs.model import ProgramPlan  # noqa: E402
+from fusegen.planner.programs.model import ProgramPlan, Step  # noqa: E402
 from fusegen.runtime import finding  # noqa: E402
 from fusegen.targets import target  # noqa: E402
 
 T, D, E, S = dims("T D E S")
 SIZES = (  # tokens, their numbers, experts
-    (1, 2048, 64), (8, 2048, 64), (64, 2048, 64), (128, 2048, 64), (256, 2048, 64), (512, 2048, 64), (64, 4096, 8),
-    (32, 4096, 32), (256, 4096, 128), (16, 7168, 256),
+    (1, 2048, 64), (8, 2048, 64), (64, 2048, 64), (128, 2048, 64), (256, 2048, 64), (512, 2048, 64), (1024, 2048, 64),
+    (2048, 2048, 64), (4096, 2048, 64), (64, 4096, 8), (32, 4096, 32), (256, 4096, 128), (1024, 4096, 128),
+    (16, 7168, 256), (512, 7168, 256), (2048, 7168, 256),
 )  # fmt: skip
-THREADS = 128  # of the block size that all steps have
+THREADS = 128  # of the block size that all steps have where one cluster takes them
 REPEATS = 20
 MOST_TILES = 2
 K = 4
@@ -62,6 +64,21 @@ def by_one(program: ProgramPlan, first: int, end: int) -> ProgramPlan | None:
     if any(THREADS not in plans for plans in found):
         return None
     one = joining.together([[step] for step in steps], [{THREADS: plans[THREADS]} for plans in found])
+    return in_place_of(program, first, end, one)
+
+
+def by_many(program: ProgramPlan, first: int, end: int) -> Iterator[tuple[int, ProgramPlan]]:
+    """These steps with the rows of the first one, two ... shared out to clusters."""
+    steps = [[step] for step in program.steps[first:end]]
+    found = [joining.by_threads(program, step) for step in steps]
+    wide = [joining.by_threads(program, step, one_cluster.clusters_of(program.target)) for step in steps]
+    for count in range(1, shares.following(steps, wide) + 1):
+        one = joining.together(steps, [*wide[:count], *found[count:]], count)
+        if (made := in_place_of(program, first, end, one)) is not None:
+            yield count, made
+
+
+def in_place_of(program: ProgramPlan, first: int, end: int, one: tuple[Step, ...] | None) -> ProgramPlan | None:
     return replace(program, steps=(*program.steps[:first], *one, *program.steps[end:])) if one else None
 
 
@@ -73,6 +90,8 @@ def ways(chosen: ProgramPlan) -> Iterator[tuple[str, ProgramPlan]]:
     for first, end in ((0, 3), (0, 2), (1, 3)):
         if (one := by_one(base, first, end)) is not None:
             yield f"{first + 1} to {end}", one
+        for count, shared in by_many(base, first, end) if not first else ():
+            yield f"{first + 1} to {end}, {count} shared", shared
     whole = by_one(base, 0, 3)
     if whole is None:
         return
@@ -108,7 +127,7 @@ def main() -> int:
                 print(f"  {name}: {type(error).__name__}: {str(error)[:300]}")
                 continue
             said = "; ".join(f"{step.plan.configuration} {step.plan.cost.time_us:.1f}" for step in program.steps)
-            print(f"T={tokens} D={numbers} E={experts} {name:12} {us:6.1f} us, said {program.time_us:5.1f}"
+            print(f"T={tokens} D={numbers} E={experts} {name:20} {us:6.1f} us, said {program.time_us:5.1f}"
                   f" in {len(program.launches)}, {'same' if same else 'OTHER'} order | {said}", flush=True)  # fmt: skip
     return 0
 

@@ -325,7 +325,7 @@ def compile_program(
             one = first(one, step.plan) if as_planned else one
             kernel = compile_kernel(one, on=on, validate=False, tuned=tuned, one_order=program.graph.batch_invariant)
             kernels.append(kernel)
-            steps.append(replace(step, plan=kernel.plan, joined=""))
+            steps.append(replace(step, plan=kernel.plan, joined="", share=0))
     made = Program(replace(program, steps=tuple(steps)), kernels, device)
     made.again = partial(compile, program.graph, program.target, on=on, validate=validate, tuned=tuned)
     if program.graph.batch_invariant:

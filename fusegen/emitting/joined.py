@@ -88,7 +88,8 @@ def in_turn_context(plan: OneClusterPlan, said: Sequence[Mapping[str, Any]]) -> 
                 "signature": [*(f"unsigned {word}" for word in block), *own["signature"]],
                 "body": body,
                 "call": call(f"{space}::part_{letter}", [*block, *(f"{letter}_{param.name}" for param in part.params)]),
-                "count": plan.blocks_name(place),
+                "turns": turns(plan, place),
+                "arrives": plan.counts and place + 1 == plan.shared_out,
             }
         )
     return {
@@ -101,6 +102,17 @@ def in_turn_context(plan: OneClusterPlan, said: Sequence[Mapping[str, Any]]) -> 
         "signature": context_words(plan),
         "t": said[0]["t"],
     }
+
+
+def turns(plan: OneClusterPlan, place: int) -> str:
+    """Which blocks of a step one of the launch takes."""
+    count = plan.blocks_name(place)
+    own = f"blockIdx.x % {plan.cluster}" if plan.shared_out else "blockIdx.x"
+    if place >= plan.shared_out:
+        return f"unsigned block = {own}; block < {count}; block += {plan.cluster}"
+    each = plan.each[place]
+    first, behind = (f"{text} * {each}" if each > 1 else text for text in ("share", "(share + 1)"))
+    return f"unsigned block = {first} + {own}; block < {behind} && block < {count}; block += {plan.cluster}"
 
 
 def functions_of(part: Plan, said: Mapping[str, Any]) -> list[str]:

@@ -36,7 +36,7 @@ from fusegen.exporting.facts import (
 )
 from fusegen.language.graph import Tensor
 from fusegen.language.sizes import Size
-from fusegen.language.types import Dim
+from fusegen.language.types import Dim, i64
 from fusegen.planner.model import Access, Layout, Needs, Param, Plan
 from fusegen.planner.programs.model import Binding, Step
 from fusegen.planner.programs.one_cluster import OneClusterPlan
@@ -86,18 +86,22 @@ def unit_of(
         return Unit(made.target, (launch,), (), pairs, frozenset(compiled_sizes(made.plan)))
     plan = made.plan
     places |= {output: places[operand] for output, operand in plan.graph.updates.items()}
-    places |= {stored.name: len(arrays) + place for place, stored in enumerate(plan.between)}
+    kept = [(s.name, s.type.dtype, s.type.shape) for s in plan.between] + [(name, i64, (1,)) for name in plan.counters]
+    places |= {name: len(arrays) + place for place, (name, _, _) in enumerate(kept)}
+    counters = {place: places[name] for name, place in plan.counters.items()}
     launches: list[Launch] = []
     at: list[int] = []  # where each of the plan's launches begins among these
-    for steps, kernel in zip(plan.launches, made.kernels, strict=True):
+    for place, (steps, kernel) in enumerate(zip(plan.launches, made.kernels, strict=True)):
         at.append(len(launches))
         if isinstance(kernel, Joined):
-            launches += joined_of(kernel, steps, places, scalars, every_layout, notes)
+            own = [counters[place]] if place in counters else []
+            launches += joined_of(kernel, steps, places, own, scalars, every_layout, notes)
         else:
             launches.append(step_of(kernel, steps[0], places, scalars, every_layout, notes))
     at.append(len(launches))
-    lives = {name: (at[first], at[last + 1] - 1) for name, (first, last) in plan.lives.items()}
-    between = tuple(Between(s.name, s.type.dtype, s.type.shape, *lives[s.name]) for s in plan.between)
+    ends = {**plan.lives, **{name: (place, place) for name, place in plan.counters.items()}}
+    lives = {name: (at[first], at[last + 1] - 1) for name, (first, last) in ends.items()}
+    between = tuple(Between(*one, *lives[one[0]]) for one in kept)
     return Unit(made.target, tuple(launches), between, pairs, plan.fixed)
 
 
@@ -118,15 +122,16 @@ def step_of(
 
 
 def joined_of(
-    kernel: Joined, steps: Sequence[Step], places: Mapping[str, int], scalars: Sequence[str], every_layout: bool,
-    notes: list[str],
+    kernel: Joined, steps: Sequence[Step], places: Mapping[str, int], own: Sequence[int], scalars: Sequence[str],
+    every_layout: bool, notes: list[str],
 ) -> list[Launch]:  # fmt: skip
-    """The launch of all steps, and behind it a launch of each."""
+    """The launch of all steps, and behind it a launch of each. `own`: arrays of the launch itself."""
     alone = [
         step_of(kernel.alone(place), step, places, scalars, every_layout, notes) for place, step in enumerate(steps)
     ]
     sizes = [sizes_of(step) for step in steps]
     seen = tuple(one for step in steps for one in seen_of(bindings_of(step), places))
+    seen += tuple(Seen(place, True) for place in own)
     parts = kernel.plan.parts
     extents = tuple(extents_of(part, own) for part, own in zip(parts, sizes, strict=True))
     values = tuple(scalars.index(name) for step in steps for name in step.values)
@@ -244,7 +249,9 @@ def variant_of(
     if binary is None:
         raise KernelError(f"{plan.name} has no machine code, which an export is made of")
     plans: tuple[Plan, ...] = plan.parts if isinstance(plan, JoinedPlan) else (plan,)
-    most = plan.most if isinstance(plan, OneClusterPlan) else (0,) * len(plans)
+    most, each = ((0,) * len(plans),) * 2
+    if isinstance(plan, OneClusterPlan):
+        most, each = plan.most, (*plan.each, *each[len(plan.each) :])
     starts = itertools.accumulate((len(own) for own in names), initial=0)
     needs: list[Need] = []
     pairs: list[tuple[int, int]] = []
@@ -252,7 +259,7 @@ def variant_of(
     constants: list[Fixed] = []
     parts: list[Part] = []
     arguments: dict[str, list[Argument]] = {}
-    for part, own, dims, start, blocks in zip(plans, names, sizes, starts, most, strict=False):
+    for part, own, dims, start, *blocks in zip(plans, names, sizes, starts, most, each, strict=False):
         at = {name: start + place for place, name in enumerate(own)}
         counted = extents.index(extents_of(part, dims))
         needs += [need_of(part, access, at) for access in part.accesses]
@@ -264,9 +271,12 @@ def variant_of(
             if not isinstance(dims[name], int)
         ]
         rows, alone = min(part.max_rows, LARGEST_COUNT), part.writes_without_rows
-        parts.append(Part(counted, part.block_count, part.persistent_rows, len(part.row_dims), rows, alone, blocks))
+        parts.append(Part(counted, part.block_count, part.persistent_rows, len(part.row_dims), rows, alone, *blocks))
         for param in part.params:
             arguments.setdefault(param.kind, []).append(argument_of(part, counted, param, at))
+    if isinstance(plan, JoinedPlan):
+        behind = sum(map(len, names))
+        arguments["pointer"] += [Argument("pointer", behind + place) for place, _ in enumerate(plan.own_pointers)]
     return Variant(
         layout=layout,
         code=Code(plan.name, made.source.text, made.source.filename, binary.code, binary.compiler),

@@ -68,6 +68,7 @@ class Part:
     max_rows: int
     without_rows: bool
     most: int = 0  # blocks of a step that others of its cluster follow; with more it is a launch of its own; 0: any
+    each: int = 0  # blocks of the step that each cluster takes; 0: one cluster takes all
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Variant:
     cluster: int
     most_columns: int  # blocks along the grid's first dimension; 0: all of them
     most_blocks: int
-    by_cluster: bool  # one cluster takes the blocks of all parts in turn
+    by_cluster: bool  # clusters take the blocks of all parts in turn
     waits: bool
     parts: tuple[Part, ...]
     needs: tuple[Need, ...]

@@ -212,7 +212,7 @@ def program_at(way: Way, graph: Graph, target: Target) -> ProgramPlan:
     steps = []
     for place, (step, part) in enumerate(zip(way.program.steps, way.parts(graph), strict=True)):
         plan = in_order(way, place, graph, target).need()[0]
-        steps.append(replace(step, graph=part.graph, plan=plan, joined=""))
+        steps.append(replace(step, graph=part.graph, plan=plan, joined="", share=0))
     between, shared = (tuple(map(as_cut, tensors)) for tensors in (way.program.between, way.program.shared))
     program = replace(way.program, graph=graph, steps=tuple(steps), between=between, shared=shared, cuts=())
     program = dependent(joined(program))

@@ -261,6 +261,7 @@ class Param:
     box: tuple[int, ...] = ()
     swizzle: int = 0
     shared: bool = False  # a pointer to memory that another one may point to
+    updated: bool = False  # a pointer to what the kernel writes, and reads as it was before
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,13 +126,18 @@ class EmulatedLoaded:
         )  # fmt: skip
 
     def buffers(self, launch: Launch, pointers: Sequence[int]) -> list[Buffer]:
-        """Every array's memory. An output's bytes count as never written."""
+        """Every array's memory. An output's bytes count as never written, unless the kernel updates them."""
         from fusegen import emulator
 
         params = [param for param in self.plan.params if param.kind in ("pointer", "map")]
         return [
             emulator.Buffer(
-                param.tensor, address, address + low, high - low, writable=param.output, initialised=not param.output
+                param.tensor,
+                address,
+                address + low,
+                high - low,
+                writable=param.output,
+                initialised=param.updated or not param.output,
             )
             for param, address, (low, high) in zip(params, pointers, launch.spans, strict=True)
         ]

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from fusegen.language.types import i64
 from fusegen.planner.model import Layout, Plan
 from fusegen.planner.programs.side_by_side import JoinedPlan, JoinedSource
 from fusegen.runtime import arguments
@@ -115,6 +116,7 @@ class Joined:
         bound = [arguments.bind(p, s, own) for p, s, own in zip(parts, sizes, arrays, strict=True)]
         numbers = [*(own.blocks for own in bound[: variant.plan.counted]), *(n for own in bound for n in own.numbers)]
         spans = tuple(relative_span(own[name]) for own in arrays for name in own)
+        spans += tuple((0, (p.dtype or i64).bytes) for p in variant.plan.own_pointers)
         row = row_of("fusegen")
         return Record(
             variant=variant,

@@ -308,9 +308,10 @@ class Program(Called):
             offset = arena.offsets[stored.name]
             whole[stored.name] = ArrayView(offset, stored.type.dtype, shape, contiguous_strides(shape), device.place)
             pointed[stored.name] = Pointer(len(bases), offset)
+        counters = {at: Pointer(len(bases), arena.offsets[name]) for name, at in self.plan.counters.items()}
         scalars = [t.name for t in self.operands if not t.shape]
         launches: list[StepLaunch] = []
-        for steps, kernel in zip(self.plan.launches, self.kernels, strict=True):
+        for at, (steps, kernel) in enumerate(zip(self.plan.launches, self.kernels, strict=True)):
             arrays = [{b.tensor: shown(whole[b.base], b, sizes) for b in step.bindings} for step in steps]
             pairs = [overwritten_by(step, in_place) for step in steps]
             if isinstance(kernel, Joined):
@@ -325,6 +326,8 @@ class Program(Called):
                     for step, a in ((steps[n], arrays[n]) for n in done)
                     for b in step.bindings
                 )
+                if len(done) > 1 and at in counters:
+                    places = (*places, counters[at])
                 values = tuple(scalars.index(name) for n in done for name in steps[n].values)
                 launches.append(StepLaunch(own, places, values, tuple(steps[n] for n in done)))
         own_outputs = any(t.name not in views for t in self.outputs)

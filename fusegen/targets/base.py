@@ -95,6 +95,7 @@ class Target:
     dependent_launches: bool = False  # a kernel may begin while the one before it runs, and wait (griddepcontrol)
     f8_tflops: float = 0.0  # of floats of 8 bits, where that is another rate than `narrow_tflops`
     dies: int = 1  # to which blocks go in turn, each with its part of the L2 cache for itself
+    shares: int = 1  # clusters of a launch, each of which takes rows of its own
     dependent_us: float = 0.0  # that such a launch takes less than one behind the other's end
 
     def atoms_of(self, issuer: Issuer, factors: DType, right: DType | None = None) -> tuple[Atom, ...]:

@@ -345,13 +345,13 @@ class ProgramChecks(Checks):
             record = program.record(views, device, "fusegen")
             room = reserve(device, (record.arena.bytes // 4,), f32, CONTIGUOUS, POISON[f32][poison])
             bases = (*(v.address for v in views.values()), room.view.address)
-            start = room.view.address - room.memory.address
-            before = room.memory.read()
+            start, before = room.view.address - room.memory.address, room.memory.read()
             for launch in record.launches:
                 launch.run(bases, values, 0)
                 device.synchronize()
                 after = room.memory.read()
                 own = np.zeros(after.shape, bool)
+                own[[start + at for at in record.arena.counted]] = True
                 for stored in program.plan.between:
                     if any(b.base == stored.name for step in launch.steps for b in step.writes):
                         low = start + record.arena.offsets[stored.name]

@@ -112,15 +112,15 @@ def test_what_has_nothing_in_common_is_a_kernel_each(spec: Chain) -> None:
 
 
 def test_a_chain_of_products_shares_its_workspace() -> None:
-    @chain(M=64, N=256, K=256)
+    @chain(M=1024, N=256, K=256)
     def deep(x: bf16[M, K], a: bf16[K, K], b: bf16[K, K], c: bf16[K, K], d: bf16[N, K]) -> bf16[M, N]:
         return (((x @ a.T) @ b.T) @ c.T) @ d.T
 
     program = cut(deep)
     assert len(program.steps) == 4
     arena = program.arena(deep.graph.sizes)
-    assert arena.bytes == 2 * 64 * 256 * 2
-    assert sorted(arena.offsets.values()) == [0, 0, 64 * 256 * 2]
+    assert arena.bytes == 2 * 1024 * 256 * 2
+    assert sorted(arena.offsets.values()) == [0, 0, 1024 * 256 * 2]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5), st.integers(0, 3)), max_size=8))

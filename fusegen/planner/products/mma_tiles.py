@@ -130,7 +130,7 @@ def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
                 if cluster == 1 or (cluster <= drawn.target.max_cluster and idle(drawn, split)):
                     yield split, atom_of(drawn)
     few = drawn.target.sms <= FEW_SMS  # each takes much of the factors, and is to have much of them on its way
-    if drawn.rows <= MOST_STREAMED_ROWS or few or drawn.together not in shared:
+    if drawn.rows <= MOST_STREAMED_ROWS or few or drawn.target.shares > 1 or drawn.together not in shared:
         yield from streams(drawn)
 
 
@@ -148,12 +148,16 @@ def atom_of(drawn: MmaDraft, streams: bool = False) -> Atom:
 
 
 def streams(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
-    atom = atom_of(drawn, streams=True)
+    atom, shares = atom_of(drawn, streams=True), drawn.target.shares
     fewest = atom.rows
-    while fewest < min(drawn.rows, MOST_STREAMED_ROWS):
+    while fewest < min(-(-drawn.rows // shares), MOST_STREAMED_ROWS):
         fewest *= 2
-    # groups that have some rows more than others begin another tile, which reads their right factor again
-    each = (fewest, 2 * fewest) if drawn.segments and fewest < MOST_STREAMED_ROWS else (fewest,)
+    each: tuple[int, ...] = (fewest,)
+    if drawn.segments and fewest < MOST_STREAMED_ROWS:
+        # groups that have some rows more than others begin another tile, which reads their right factor again
+        each = fewest, 2 * fewest
+    elif shares > 1 and fewest > atom.rows:  # so many that each block of a cluster has a tile
+        each = fewest, fewest // 2
     for rows, cols in itertools.product(each, STREAM_COLS):
         for k in STREAM_K:
             if drawn.together * rows * cols > MOST_SUMS or rows * k > MOST_AHEAD_ELEMENTS:
@@ -166,7 +170,7 @@ def streams(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
                 continue
             for slice_k in STREAM_SLICE_K:
                 for stages in STREAM_STAGES if drawn.target.async_copies else REGISTER_STAGES:
-                    for cluster in CLUSTERS:
+                    for cluster in CLUSTERS if shares == 1 else (1,):
                         tile = drawn.deep(GemmTile(rows, cols, k, stages, 1, 1, slice_k, cluster, group=1))
                         if cluster <= drawn.target.max_cluster and worthwhile(drawn, tile):
                             yield tile, atom

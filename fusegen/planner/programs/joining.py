@@ -3,7 +3,8 @@
 Those that don't wait for one another go side by side. So q and k are turned in one launch, whose rows lie along other
 numbers of heads. The step that takes the longest comes first: what is left of it at its end is done beside the others.
 
-Those that do go one after another, by the blocks of one cluster, where they are short.
+Those that do go one after another, by the blocks of one cluster, where they are short; of the first of them, which
+follow one another row by row, each of many clusters takes its own rows.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fusegen.planner import candidates
-from fusegen.planner.model import Plan
+from fusegen.planner.model import Cost, Plan
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.programs import one_cluster, step_candidates
-from fusegen.planner.programs.model import ProgramPlan, Step, names_of
+from fusegen.planner.programs import shares as shared
+from fusegen.planner.programs.model import Joined, ProgramPlan, Step, names_of
 from fusegen.planner.programs.side_by_side import MOST_STEPS, launch_cost, obstacle
 
 MOST_PLANS = 4  # of each step, the cheapest first, that are looked at for one block size
+FEWER_US = 0.7  # that a launch less is worth beside its time: the host's, and less than runs differ by
 SHORT_US = 16.0  # a step of one cluster: on so few SMs longer ones take longer than launches do
 
 ByThreads = Mapping[int, Plan]  # a step's cheapest plan of each block size, for so few SMs
@@ -110,37 +113,58 @@ def in_one_cluster(program: ProgramPlan) -> ProgramPlan:
     launches = list(program.launches)
     early = program.target.early_us
     short = [by_threads(program, steps) for steps in launches]
+    shares = [by_threads(program, steps, one_cluster.clusters_of(program.target)) for steps in launches]
     taking = [launch_cost([step.plan for step in steps], program.target).time_us for steps in launches]
     # of the first so many launches: the least time, and how they are launched
     best: list[tuple[float, tuple[Step, ...]]] = [(0.0, ())]
     for end in range(1, len(launches) + 1):
         time, steps = best[end - 1]
-        found = time + taking[end - 1] - early, (*steps, *launches[end - 1])
+        found = time + taking[end - 1] + FEWER_US - early, (*steps, *launches[end - 1])
         for start in range(end - 2, -1, -1):
             if not all(short[start:end]):
                 break
-            if (one := together(launches[start:end], short[start:end])) is not None:
+            for one in ways(launches[start:end], short[start:end], shares[start:end]):
                 time, steps = best[start]
-                cost = one_cluster.cost_in_turn([step.plan for step in one]).time_us
-                found = min(found, (time + cost - early, (*steps, *one)), key=lambda pair: pair[0])
+                cost = turn_cost(one).time_us
+                found = min(found, (time + cost + FEWER_US - early, (*steps, *one)), key=lambda pair: pair[0])
         best.append(found)
     return replace(program, steps=best[-1][1])
 
 
-def by_threads(program: ProgramPlan, steps: Sequence[Step]) -> ByThreads:
-    """Of a launch of one short step; nothing of any other. New rows of an operand have a launch of their own: what they
-    leave as it is, the emulator takes for bytes that this launch has yet to write."""
+def ways(
+    launches: Sequence[Sequence[Step]], short: Sequence[ByThreads], shares: Sequence[ByThreads]
+) -> Iterator[tuple[Step, ...]]:
+    """These steps as one launch: by one cluster, and with the rows of the first ones shared out."""
+    for shared_out in range(shared.following(launches, shares) + 1):
+        if (one := together(launches, (*shares[:shared_out], *short[shared_out:]), shared_out)) is not None:
+            yield one
+
+
+def turn_cost(steps: Sequence[Step]) -> Cost:
+    """Of one launch in which these go one after another."""
+    shared_out = sum(step.share > 0 for step in steps)
+    return one_cluster.cost_in_turn([step.plan for step in steps], shared_out, steps[0].share)
+
+
+def by_threads(program: ProgramPlan, steps: Sequence[Step], clusters: int = 1) -> ByThreads:
+    """Of a launch of one short step, by so many clusters; nothing of any other. New rows of an operand have a launch of
+    their own: what they leave as it is, the emulator takes for bytes that this launch has yet to write."""
     step = steps[0]
     if len(steps) > 1 or step.plan.cost.time_us > SHORT_US or step.graph.scatters:
         return {}
-    few = one_cluster.narrowed(program.target)
+    few = one_cluster.narrowed(program.target, clusters)
     plans = candidates(step.graph, few, step.plan.layout).plans
-    own = [one_cluster.on(program.target, plan, step.plan.cost.floor_us) for plan in plans if streams(plan)]
-    found: dict[int, Plan] = {}
-    for plan in sorted(own, key=one_cluster.step_us):
-        if plan.threads not in found and not one_cluster.obstacle([plan]):
-            found[plan.threads] = plan
-    return found
+    found: dict[int, tuple[float, Plan]] = {}
+    for plan in plans:
+        if one_cluster.obstacle([plan]) or not streams(plan):
+            continue
+        if clusters > 1 and shared.rows_of_block(plan) is None:
+            continue
+        own = one_cluster.on(program.target, plan, step.plan.cost.floor_us)
+        time = one_cluster.step_us(own, shared.rows_each([own]) if clusters > 1 else 0)
+        if plan.threads not in found or time < found[plan.threads][0]:
+            found[plan.threads] = time, own
+    return {threads: plan for threads, (_, plan) in found.items()}
 
 
 def streams(plan: Plan) -> bool:
@@ -148,18 +172,25 @@ def streams(plan: Plan) -> bool:
     return not isinstance(plan, GemmPlan) or plan.tile.slice_k > 1
 
 
-def together(launches: Sequence[Sequence[Step]], plans: Sequence[ByThreads]) -> tuple[Step, ...] | None:
-    """These steps as one launch, by the block size that takes the least time; None where they can't be one by any."""
-    common = sorted(set(plans[0]).intersection(*plans[1:]))
-    alike = [threads for threads in common if not one_cluster.obstacle([found[threads] for found in plans])]
-    if not alike:
-        return None
-    threads = min(alike, key=lambda own: sum(one_cluster.step_us(found[own]) for found in plans))
-    steps = (own[0] for own in launches)
-    return tuple(
-        replace(step, plan=found[threads], joined="behind" if place else "")
-        for place, (step, found) in enumerate(zip(steps, plans, strict=True))
-    )
+def together(
+    launches: Sequence[Sequence[Step]], plans: Sequence[ByThreads], shared_out: int = 0
+) -> tuple[Step, ...] | None:
+    """These steps as one launch, by the block size that takes the least time; None where they can't be one by any. Of
+    so many as are `shared_out` the plans are those of many clusters."""
+    found: tuple[float, tuple[Step, ...]] | None = None
+    for threads in sorted(set(plans[0]).intersection(*plans[1:])):
+        own = [each[threads] for each in plans]
+        rows = shared.rows_each(own[:shared_out]) if shared_out else 0
+        if one_cluster.obstacle(own) or shared.obstacle(own[:shared_out], rows):
+            continue
+        time = one_cluster.cost_in_turn(own, shared_out, rows).time_us
+        if found is None or time < found[0]:
+            steps = (
+                replace(step, plan=plan, joined="behind" if place else "", share=rows if place < shared_out else 0)
+                for place, ((step, *_), plan) in enumerate(zip(launches, own, strict=True))
+            )
+            found = time, tuple(steps)
+    return found and found[1]
 
 
 def one_cluster_as(program: ProgramPlan, large: ProgramPlan) -> ProgramPlan | None:
@@ -167,20 +198,24 @@ def one_cluster_as(program: ProgramPlan, large: ProgramPlan) -> ProgramPlan | No
     same configurations where these are candidates, else by the same rules in blocks of one size; None where that can't
     be."""
     by_name = {step.name: step for step in program.steps}
-    few = one_cluster.narrowed(program.target)
     for steps in large.launches:
         if not any(step.joined == "behind" for step in steps):
             continue
         for place, step in enumerate(steps):
             own = by_name[step.name]
+            clusters = one_cluster.clusters_of(program.target) if step.share else 1
+            few = one_cluster.narrowed(program.target, clusters)
             plans = candidates(own.graph, few, step.plan.layout).plans
             found = [one_cluster.on(program.target, plan, own.plan.cost.floor_us) for plan in plans]
             alike = [p for p in found if (p.rule, p.threads) == (step.plan.rule, step.plan.threads)]
             alike = [plan for plan in alike if not one_cluster.obstacle([plan])]
+            if step.share:
+                alike = [plan for plan in alike if not shared.obstacle([plan], step.share)]
             if not alike:
                 return None
             same = (plan for plan in alike if plan.configuration == step.plan.configuration)
-            by_name[step.name] = replace(own, plan=next(same, alike[0]), joined="behind" if place else "")
+            joined: Joined = "behind" if place else ""
+            by_name[step.name] = replace(own, plan=next(same, alike[0]), joined=joined, share=step.share)
         if one_cluster.obstacle([by_name[step.name].plan for step in steps]):
             return None
     return replace(program, steps=tuple(by_name[step.name] for step in program.steps))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -29,6 +29,8 @@ from fusegen.planner.rewrites import stores_that_round
 from fusegen.targets.base import Target
 
 ALIGNMENT = 256  # bytes: where tensors of the workspace begin, as any allocation of a GPU's driver does
+
+COUNTER_BYTES = 8  # of a word in which clusters are counted
 
 Home = Literal["operand", "output", "workspace"]
 Joined = Literal["", "beside", "behind"]
@@ -70,7 +72,8 @@ class Binding:
 class Step:
     """One kernel. `reads` and `writes` bind its arrays, in the order of its graph's; `values` are the names of its
     run-time scalars, which are the program's. `sizes`: dims of its graph that are computed from the program's.
-    `joined`: it is done in the same launch as the step before it, beside it or behind it."""
+    `joined`: it is done in the same launch as the step before it, beside it or behind it; `share`: of its rows, each
+    cluster of the launch does so many."""
 
     graph: Graph
     plan: Plan
@@ -79,6 +82,7 @@ class Step:
     values: tuple[str, ...]
     sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
     joined: Joined = ""
+    share: int = 0
 
     @property
     def name(self) -> str:
@@ -100,6 +104,7 @@ class Arena:
 
     offsets: Mapping[str, int]
     bytes: int
+    counted: tuple[int, ...] = ()  # the bytes in which launches count their clusters
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +170,11 @@ class ProgramPlan:
         said = tuple(step.name.removeprefix(f"{self.name}_") for step in steps)
         name = self.name if len(steps) == len(self.steps) else f"{self.name}_{'_'.join(said)}"
         name = free_name(name, {step.name for step in self.steps if step not in steps})
-        kind = OneClusterPlan if steps[-1].joined == "behind" else JoinedPlan
-        return kind(name, self.target, tuple(step.plan for step in steps), said)
+        plans = tuple(step.plan for step in steps)
+        if steps[-1].joined != "behind":
+            return JoinedPlan(name, self.target, plans, said)
+        shared_out = sum(step.share > 0 for step in steps)
+        return OneClusterPlan(name, self.target, plans, said, shared_out, steps[0].share)
 
     @property
     def time_us(self) -> float:
@@ -208,9 +216,22 @@ class ProgramPlan:
         ends = {stored.name: self.ends(stored) for stored in self.between}
         return {name: (written, max(read, default=written)) for name, (written, read) in ends.items()}
 
+    @cached_property
+    def counters(self) -> Mapping[str, int]:
+        """The words of the workspace in which launches count their clusters, each with the launch."""
+        return {
+            f"{plan.name} arrived": place
+            for place, plan in enumerate(self.launched)
+            if isinstance(plan, OneClusterPlan) and plan.counts
+        }
+
     def arena(self, sizes: Mapping[str, int]) -> Arena:
         """The workspace at these sizes: tensors that live at different times may share bytes."""
-        return arranged({s.name: s.bytes(sizes) for s in self.between}, self.lives)
+        lives = {**self.lives, **{name: (place, place) for name, place in self.counters.items()}}
+        nbytes = {s.name: s.bytes(sizes) for s in self.between} | dict.fromkeys(self.counters, COUNTER_BYTES)
+        found = arranged(nbytes, lives)
+        counted = (found.offsets[name] + byte for name in self.counters for byte in range(COUNTER_BYTES))
+        return replace(found, counted=tuple(counted))
 
 
 def names_of(bindings: Iterable[Binding]) -> set[str]:

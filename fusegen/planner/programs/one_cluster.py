@@ -8,8 +8,11 @@ each step's blocks, which its own take in turn, and waits for itself between two
               have brought at once takes longer, so that little work is a launch of this kind
     blocks    as many as a cluster may have on every GPU that has clusters
 
-A barrier of a whole grid would take any number of SMs. But its blocks all have to run at once, which a launch beside
-others does not promise, and its counter lies in memory that somebody has to clear.
+Where the first steps follow one another row by row, as the choice of experts follows the logits of a token, these are
+shared out: each of many clusters takes the blocks of its own rows, in all of these steps. What comes behind them, such
+as the sort of all slots, the cluster does that is the last to arrive. No cluster waits for another, so that they need
+not run at once, as they would have to for a barrier of the grid. They are counted in a word of the workspace, which
+nobody clears: its upper bits say whether it is a count, and the last cluster leaves it at none.
 
 What may be such a step are kernels of rows, sorts of slots, and tiles of products by a warp's own instructions, all of
 one block size. A step's text is that of its own kernel, in a namespace, and is told the block's number.
@@ -17,11 +20,15 @@ one block size. A step's text is that of its own kernel, in a namespace, and is 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 
-from fusegen.planner.model import Cost, Plan
+from fusegen.language.types import i64
+from fusegen.planner.model import Cost, Plan, RowPlan
+from fusegen.planner.parts import Param
 from fusegen.planner.programs.side_by_side import MOST_STEPS, JoinedPlan, traffic_of
 from fusegen.planner.rows.duration import LAUNCH_US
 from fusegen.targets.base import Target
@@ -31,17 +38,28 @@ SM_GBS = 80.0  # that one SM brings
 # Fitted to routers with their sorts, 10 shapes of 1 to 512 tokens and 8 to 256 experts, on an H200 (cold L2, medians of
 # 20; benchmarks/one_cluster.py): all three steps by one cluster took 3.1 us less than three launches for 8 tokens, 0.9
 # less for 64, 1.2 less for 128, 0.1 more for 256 and 5.3 more for 512. The constants say 3.6, 2.1, 1.8 and 0.6 less,
-# and 7.2 more. What they choose takes 0.5 us more than the best of what was timed, at worst; since top-k sorts words,
-# 1.4 for 512 tokens, whose blocks of 256 threads take longer than said, and 0.3 elsewhere.
+# and 7.2 more. With the first one or two steps shared out to 14 clusters, of 64 to 4096 tokens and 64 experts, they are
+# within 1.2 us of what 20 ways took. One launch then takes, and took as three: 64 tokens 9.3 and 12.3, 256 10.6 and
+# 13.0, 512 12.2 and 13.4, 2048 16.6 and 16.0, 4096 26.4 and 19.8.
 BARRIER_US = 0.9  # between two steps
 TURN_US = 1.2  # of a block behind the first one that an SM takes: nothing else of the step runs beside it
 SOONER_US = 2.6  # that a product of few bytes takes less than the cost of products says, which is fitted to many
+# The same of one of many clusters: of products with a norm behind them whose blocks took 2 and 4 turns, 2048 numbers
+# a row took 19.4 and 24.6 us of 4 and 64 rows, and 11.2 and 12.9 in two launches
+SHARE_TURN_US = 3.0
+NETWORK_US = 0.8  # that one cluster takes longer than said to choose columns by a network, as few rows have it wait
+ARRIVAL_US = 1.0  # until the last cluster knows that it is the last
 MOST_MORE = 4  # times as many blocks as were planned for, at other sizes
+COUNT_BITS = 20  # of the word in which clusters are counted
 
 
 @dataclass(frozen=True)
 class OneClusterPlan(JoinedPlan):
-    """One launch of several steps that a cluster takes one after another."""
+    """One launch of several steps that a cluster takes one after another; of the first ones, of which `shared_out` are,
+    each cluster takes the blocks of `rows` rows of its own."""
+
+    shared_out: int = 0
+    rows: int = 0
 
     template = "one_cluster.cu.j2"
 
@@ -62,9 +80,9 @@ class OneClusterPlan(JoinedPlan):
             for plan in self.plans
         )
 
-    @staticmethod
-    def obstacle(plans: Sequence[Plan]) -> str:
-        return obstacle(plans)
+    def obstacle(self, plans: Sequence[Plan]) -> str:
+        shares = import_module("fusegen.planner.programs.shares")
+        return obstacle(plans) or shares.obstacle(plans[: self.shared_out], self.rows)
 
     @property
     def cluster(self) -> int:
@@ -72,8 +90,42 @@ class OneClusterPlan(JoinedPlan):
 
     @property
     def regime(self) -> str:
-        blocks = f"a cluster of {self.cluster} blocks of {self.threads} threads"
-        return f"{len(self.parts)} steps in one launch, one after another, by {blocks}"
+        start = f"{len(self.parts)} steps in one launch, one after another"
+        blocks = f"of {self.cluster} blocks of {self.threads} threads"
+        if not self.shared_out:
+            return f"{start}, by a cluster {blocks}"
+        if not self.counts:
+            return f"{start}, by clusters {blocks}, each of {self.rows} rows"
+        first = "the first" if self.shared_out == 1 else f"the first {self.shared_out}"
+        return f"{start}: {first} by clusters {blocks}, each of {self.rows} rows, what follows by the last to arrive"
+
+    @property
+    def counts(self) -> bool:
+        """Are clusters counted, as one of them goes on alone?"""
+        return 0 < self.shared_out < len(self.plans)
+
+    @property
+    def none_arrived(self) -> int:
+        """The word in which clusters are counted, before any has arrived. Memory that holds anything else holds the
+        upper 44 bits with a probability of 2^-44."""
+        named = hashlib.sha256(f"{self.name} {self.configuration}".encode()).digest()
+        return int.from_bytes(named[:8], "big") >> COUNT_BITS << COUNT_BITS
+
+    @property
+    def most_arrived(self) -> int:
+        """That the word can count."""
+        return (1 << COUNT_BITS) - 1
+
+    @property
+    def own_pointers(self) -> tuple[Param, ...]:
+        if not self.counts:
+            return ()
+        return (Param("pointer", "arrived_ptr", "arrived", dtype=i64, output=True, shared=True, updated=True),)
+
+    @cached_property
+    def each(self) -> tuple[int, ...]:
+        """Blocks that a cluster takes of each step that is shared out."""
+        return tuple(blocks_each(plan, self.rows) for plan in self.plans[: self.shared_out])
 
     @property
     def counted(self) -> int:
@@ -81,17 +133,24 @@ class OneClusterPlan(JoinedPlan):
 
     @property
     def most(self) -> tuple[int, ...]:
-        """Blocks of each step: with more, a launch of its own takes less time."""
-        return tuple(MOST_MORE * max(self.cluster, plan.planned_blocks) for plan in self.plans)
+        """Blocks of each step: with more, a launch of its own takes less time. 0: any, of those that are shared out."""
+        return tuple(
+            0 if place < self.shared_out else MOST_MORE * max(self.cluster, plan.planned_blocks)
+            for place, plan in enumerate(self.plans)
+        )
 
     def blocks(self, counts: Sequence[int]) -> int | None:
-        if any(count > most for count, most in zip(counts, self.most, strict=True)):
+        if any(most and count > most for count, most in zip(counts, self.most, strict=True)):
             return None
-        return self.cluster if any(counts) else 0
+        shares = [-(-count // each) for count, each in zip(counts, self.each, strict=False)]
+        clusters = max(1, *shares) if shares else 1
+        if clusters * self.cluster > self.max_blocks or clusters >> COUNT_BITS:
+            return None
+        return clusters * self.cluster if any(counts) else 0
 
     @cached_property
     def cost(self) -> Cost:
-        return cost_in_turn(self.plans)
+        return cost_in_turn(self.plans, self.shared_out, self.rows)
 
     @property
     def why(self) -> str:
@@ -126,16 +185,30 @@ def obstacle(plans: Sequence[Plan]) -> str:
 # ---------------------------------------------------------------- what it costs
 
 
-def narrowed(target: Target) -> Target:
+def clusters_of(target: Target) -> int:
+    """That run at once. SMs that lie together are no whole clusters: of 132 on an H200 15 clusters of 8 run at once,
+    and where 16 had rows the last one took a turn of its own."""
+    return max(1, target.sms // (cluster_of(target) + 1))
+
+
+def narrowed(target: Target, clusters: int = 1) -> Target:
     """The target with no more SMs than the launch has blocks."""
-    blocks = cluster_of(target)
-    return replace(target, sms=blocks, dram_gbs=min(target.dram_gbs, SM_GBS * blocks))
+    blocks = cluster_of(target) * clusters
+    return replace(target, sms=blocks, dram_gbs=min(target.dram_gbs, SM_GBS * blocks), shares=clusters)
 
 
-def step_us(plan: Plan) -> float:
-    """Of one step as a launch of so few SMs."""
-    turns = -(-plan.planned_blocks // cluster_of(plan.target))
-    return plan.cost.time_us + (turns - 1) * TURN_US - SOONER_US * bool(plan.graph.products)
+def blocks_each(plan: Plan, rows: int) -> int:
+    """Blocks of a step of so many rows."""
+    count = plan.block_count
+    return rows // count.rows * count.across
+
+
+def step_us(plan: Plan, rows: int = 0) -> float:
+    """Of one step as a launch of so few SMs; of clusters that take so many `rows` each."""
+    blocks = blocks_each(plan, rows) if rows else plan.planned_blocks
+    more = (-(-blocks // cluster_of(plan.target)) - 1) * (SHARE_TURN_US if rows else TURN_US)
+    waits = NETWORK_US * (not rows and isinstance(plan, RowPlan) and bool(plan.selection and plan.selection.packed))
+    return plan.cost.time_us + more + waits - SOONER_US * bool(plan.graph.products)
 
 
 def on(target: Target, plan: Plan, floor_us: float) -> Plan:
@@ -143,13 +216,16 @@ def on(target: Target, plan: Plan, floor_us: float) -> Plan:
     return replace(plan, target=target, cost=replace(plan.cost, floor_us=floor_us))
 
 
-def cost_in_turn(plans: Sequence[Plan]) -> Cost:
-    """Of one launch in place of several, whose own costs are those on so few SMs."""
+def cost_in_turn(plans: Sequence[Plan], shared_out: int = 0, rows: int = 0) -> Cost:
+    """Of one launch in place of several, whose own costs are those on so few SMs. Of the first steps, so many as are
+    `shared_out`, a cluster takes `rows` rows."""
     costs = [plan.cost for plan in plans]
+    steps = sum(step_us(plan, rows if place < shared_out else 0) for place, plan in enumerate(plans))
+    arrival = ARRIVAL_US if 0 < shared_out < len(plans) else 0.0
     return Cost(
         traffic=traffic_of([cost.traffic for cost in costs]),
         floor_us=sum(cost.floor_us for cost in costs),
-        time_us=sum(map(step_us, plans)) - (len(costs) - 1) * (LAUNCH_US - BARRIER_US),
+        time_us=steps + arrival - (len(costs) - 1) * (LAUNCH_US - BARRIER_US),
         bound=max(costs, key=lambda cost: cost.time_us).bound,
         in_flight_bytes=min(cost.in_flight_bytes for cost in costs),
         registers=max(cost.registers for cost in costs),

@@ -48,8 +48,7 @@ class JoinedPlan:
             raise ValueError(f"{self.name} is no launch: {why}")
         return tuple(replace(plan, joined=True, folded=False, dependent=None) for plan in self.plans)
 
-    @staticmethod
-    def obstacle(plans: Sequence[Plan]) -> str:
+    def obstacle(self, plans: Sequence[Plan]) -> str:
         """Why these can't be such a launch; empty where they can."""
         return obstacle(plans)
 
@@ -96,8 +95,8 @@ class JoinedPlan:
 
     @cached_property
     def params(self) -> tuple[Param, ...]:
-        """Pointers, run-time scalars and numbers of all steps, each by a letter of its step; and of the first steps,
-        how many blocks they have."""
+        """Pointers, run-time scalars and numbers of all steps, each by a letter of its step; behind the pointers those
+        of the launch itself; and of the first steps, how many blocks they have."""
         each = [
             [replace(p, name=f"{letter}_{p.name}", tensor=f"{letter}_{p.tensor}") for p in part.params]
             for letter, part in zip(LETTERS, self.parts, strict=False)
@@ -106,7 +105,13 @@ class JoinedPlan:
         counts = [Param("blocks", self.blocks_name(place)) for place in range(self.counted)]
         pointers = [p for p in every if p.kind == "pointer"]
         values = [p for p in every if p.kind == "value"]
-        return (*pointers, *values, *counts, *(p for p in every if p.kind not in ("pointer", "value")))
+        numbers = [p for p in every if p.kind not in ("pointer", "value")]
+        return (*pointers, *self.own_pointers, *values, *counts, *numbers)
+
+    @property
+    def own_pointers(self) -> tuple[Param, ...]:
+        """To what no step reads or writes."""
+        return ()
 
     @property
     def counted(self) -> int:

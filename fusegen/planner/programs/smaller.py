@@ -122,7 +122,7 @@ def as_cut(program: ProgramPlan, sizes: Mapping[str, int]) -> ProgramPlan | None
             plan = candidates(small, program.target, step.plan.layout).need()[0]
         except (NoPlan, SpecError):
             return None
-        steps.append(replace(step, graph=small, plan=plan, joined=""))
+        steps.append(replace(step, graph=small, plan=plan, joined="", share=0))
     return replace(program, graph=graph, steps=tuple(steps))
 
 

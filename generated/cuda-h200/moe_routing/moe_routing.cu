@@ -1,12 +1,12 @@
-// moe_routing: 3 steps in one launch, one after another, by a cluster of 8 blocks of 128 threads
+// moe_routing: 3 steps in one launch, one after another: the first by clusters of 8 blocks of 128 threads, each of 8 rows, what follows by the last to arrive
 //
-// because  one launch is expected to take 13.9 us: steps this short are mostly launches
+// because  one launch is expected to take 13.4 us: steps this short are mostly launches
 //
 // a. moe_routing_matmul  bf16[T, D], bf16[E, D] -> f32[T, E]  at T=64 D=2048 E=64
 //    matmul of moe_routing.
 //
 //    target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-//    tile     64 x 16 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 4 for each group
+//    tile     8 x 16 tiles, slice-K by 4 groups of warps; slices of 128 in a ring of 6 for each group
 //    traffic  0.5 MB moved, 0.5 MB ideal, 0.5 MB with products apart, 0.5 MB unfused in 1 launch
 //    floor    0.1 us at 4.8 TB/s; memory-bound at 31.03 flop/B
 //    needs    D=2048, E=64; rows of all operands next to each other; x, router, matmul: address and
@@ -17,7 +17,8 @@
 //
 //    target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
 //    selects  4 of 64 columns a row by matmul, largest first; NaN before all, ties by column, -inf never
-//    tile     16 threads a row, 8 rows a block; matmul in registers, the best 4 by a network, 4 at a time
+//    tile     16 threads a row, 8 rows a block; matmul in registers, the best 4 by rank behind 4 delegates
+//             a lane
 //    traffic  18432 B moved, 18432 B ideal, 20480 B unfused in 2 launches
 //    floor    0.0 us at 4.8 TB/s; memory-bound at 0.38 flop/B
 //    needs    rows of 64 elements, next to each other; matmul: address and strides in multiples of 16 B
@@ -54,6 +55,10 @@ __device__ __forceinline__ Lanes vote(bool says) {
   return __ballot_sync(0xffffffffu, says);
 }
 
+__device__ __forceinline__ int count(Lanes lanes) {
+  return __popc(lanes);
+}
+
 // what the warp's threads wrote to shared memory can be read by all of them
 __device__ __forceinline__ void meet() {
   __syncwarp();
@@ -68,8 +73,8 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 64, tile_cols = 16, tile_k = 64, stages = 4;
-constexpr int split_k = 4, steps = 8;  // parts of K, and slices of each
+constexpr int tile_rows = 8, tile_cols = 16, tile_k = 128, stages = 6;
+constexpr int split_k = 4, steps = 4;  // parts of K, and slices of each
 constexpr int tiles_across = 4;
 // elements from the start of a slice to the right factor, and to its end
 constexpr int router_at = tile_rows * tile_k;
@@ -142,6 +147,12 @@ __device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   return total;
 }
 
+// two matrices of 8 x 16 bytes, from the rows whose places the lanes give
+__device__ __forceinline__ void load_two_matrices(unsigned (&to)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+      : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");
+}
+
 // four matrices of 8 x 16 bytes, from the rows whose places the lanes give
 __device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -177,54 +188,47 @@ __device__ __forceinline__ void part_a(
   const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
   const int col0 = across * tile_cols;
 
-  // the ring of 4 slices, and what the thread brings of each
+  // the ring of 6 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + k_group * (stages * slice_elements);
-  const int x_m = lane / 8, x_k = lane % 8 * 8;
+  const int x_m = lane / 16, x_k = lane % 16 * 8;
   const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
-  const int router_n = lane / 8, router_k = lane % 8 * 8;
+  const int router_n = lane / 16, router_k = lane % 16 * 8;
   const __nv_bfloat16* router_from = router_ptr + (col0 + router_n) * router_ld + k_group * tile_k + router_k;
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
     const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
     #pragma unroll
-    for (int v = 0; v < 16; ++v) {
-      const unsigned to = slice + place<8>(x_m + v * 4, x_k) * 2;
-      copy_chunk<8>(to, x_from + v * 4 * x_stride, x_m + v * 4 < rows_here ? 8 : 0);
+    for (int v = 0; v < 4; ++v) {
+      const unsigned to = slice + place<16>(x_m + v * 2, x_k) * 2;
+      copy_chunk<8>(to, x_from + v * 2 * x_stride, x_m + v * 2 < rows_here ? 8 : 0);
     }
     x_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + (router_at + place<8>(router_n + v * 4, router_k)) * 2;
-      copy_evict_first(to, router_from + v * 4 * router_ld, 8);
+    for (int v = 0; v < 8; ++v) {
+      const unsigned to = slice + (router_at + place<16>(router_n + v * 2, router_k)) * 2;
+      copy_evict_first(to, router_from + v * 2 * router_ld, 8);
     }
     router_from += split_k * tile_k;
   };
 
-  // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  unsigned x_part[2][4][4];
+  // 4 slices of 128: fragments are loaded one step ahead of their use, across slices too
+  unsigned x_part[2][1][4];
   unsigned router_part[2][1][4];
-  float matmul_sums[1][8][4] = {};
-  const unsigned x_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned router_lane = ring_at + router_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
+  float matmul_sums[1][1][4] = {};
+  const unsigned x_lane = ring_at + place<16>(lane % 8, lane / 8 % 2 * 8) * 2;
+  const unsigned router_lane = ring_at + router_at * 2 + place<16>(lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
     const unsigned slice = step % stages * slice_bytes;
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
-    }
+    load_two_matrices(x_part[buffer][0], (x_lane ^ (k * 32)) + slice);
     load_matrices(router_part[buffer][0], (router_lane ^ (k * 32)) + slice);
   };
   const auto multiply = [&](int buffer) {
-    #pragma unroll
-    for (int m = 0; m < 8; ++m) {
-      multiply_add(matmul_sums[0][m], router_part[buffer][0], x_part[buffer][m / 2][m % 2 * 2],
-          x_part[buffer][m / 2][m % 2 * 2 + 1]);
-    }
+    multiply_add(matmul_sums[0][0], router_part[buffer][0], x_part[buffer][0][0], x_part[buffer][0][1]);
   };
 
   #pragma unroll
   for (int s = 0; s < stages - 1; ++s) {
-    copy_slice(s);
+    if (s < steps) copy_slice(s);
     commit_copies();
   }
   wait_copies<stages - 2>();
@@ -232,11 +236,11 @@ __device__ __forceinline__ void part_a(
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
     #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k == 3 && !last) {
+    for (int k = 0; k < 8; ++k) {
+      if (k == 7 && !last) {
         wait_copies<stages - 2>();
       }
-      if (k < 3) {
+      if (k < 7) {
         load_parts(step, k + 1, (k + 1) % 2);
       } else if (!last) {
         __syncwarp();
@@ -257,13 +261,10 @@ __device__ __forceinline__ void part_a(
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
   #pragma unroll
-  for (int m = 0; m < 8; ++m) {
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int sum_row = m * 8 + lane % 4 * 2 + i % 2;
-      const int sum_col = lane / 4 + i / 2 * 8;
-      matmul_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_sums[0][m][i];
-    }
+  for (int i = 0; i < 4; ++i) {
+    const int sum_row = lane % 4 * 2 + i % 2;
+    const int sum_col = lane / 4 + i / 2 * 8;
+    matmul_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_sums[0][0][i];
   }
   __syncthreads();
 
@@ -271,7 +272,7 @@ __device__ __forceinline__ void part_a(
   const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
   const long long row = row0 + m;
   const int col = col0 + n;
-  if (row < rows) {
+  if (m < tile_rows && row < rows) {
     const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * sums_stride + n);
     Vec<float, 8> matmul_vec;
     #pragma unroll
@@ -333,115 +334,94 @@ __device__ __forceinline__ float row_sum(float v) {
   return v;
 }
 
-// a candidate as one number: of two, the larger is the one to choose. Its upper bits are those of the order of its key, an
-// integer that grows with the key; the last bits are the column, counted from the row's end, for ties go to lower columns
-typedef unsigned Entry;
-constexpr Entry place_bits = 0x3fu;  // the bits of the column
-constexpr int last_place = 63;  // the first column's
-constexpr Entry masked = 0x007fffffu;  // no entry of -inf is larger: it is never chosen
+// a candidate as one number: of two, the larger is the one to choose. Its upper bits are the order of its key, an integer
+// that grows with the key; its lower bits are the column, counted from the row's end, for ties go to lower columns. 0 is none
+typedef unsigned long long Entry;
+constexpr int column_bits = 6;
+constexpr Entry last_column = (Entry(1) << column_bits) - 1;
+constexpr unsigned top_bit = 0x80000000u;
+constexpr unsigned masked = 0x007fffffu;  // the order of -inf, which is never chosen
+constexpr unsigned infinite = 0xff800000u;  // the order of inf, the highest threshold, above which is NaN alone
 
-// of positive floats the top bit is set, of negative ones every bit is flipped. NaN is above all numbers, and -0 is 0
+// as in radix sorts: of positive floats the top bit is set, of negative ones every bit is flipped. NaN is above all
+// numbers, and -0 is 0
 __device__ __forceinline__ unsigned order_of(float key) {
-  float y;
-  asm("add.f32 %0, %1, %2;" : "=f"(y) : "f"(key), "f"(0.0f));
-  const unsigned bits = __float_as_uint(y);
-  return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);
+  const unsigned bits = __float_as_uint(key + 0.0f);
+  if (key != key) return 0xffffffffu;
+  return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | top_bit);
 }
 
-__device__ __forceinline__ Entry word_of(unsigned order, unsigned place) {
-  return (order & ~place_bits) | place;
+// the key of that order
+__device__ __forceinline__ float key_at(unsigned order) {
+  return __uint_as_float(order & top_bit ? order ^ top_bit : ~order);
 }
 
-// do they clip to the same?
-__device__ __forceinline__ bool alike(unsigned a, unsigned b) {
-  return (a ^ b) <= place_bits;
+__device__ __forceinline__ Entry entry_of(float key, int col) {
+  return static_cast<Entry>(order_of(key)) << column_bits | (last_column - col);
+}
+
+__device__ __forceinline__ float key_of(Entry entry) {
+  return key_at(static_cast<unsigned>(entry >> column_bits));
 }
 
 __device__ __forceinline__ int column_of(Entry entry) {
-  return last_place - static_cast<int>(entry & place_bits);
+  return static_cast<int>(last_column - (entry & last_column));
 }
 
-// the larger of two comes first
-__device__ __forceinline__ void exchange(Entry& a, Entry& b) {
-  const Entry less = min(a, b);
-  a = max(a, b);
+// the larger of two comes first; NaN is above all numbers
+__device__ __forceinline__ void exchange(float& a, float& b) {
+  const float less = fminf(a, b);
+  a = larger(a, b);
   b = less;
 }
 
-// 4 entries in order, the largest first: Batcher's odd-even merge sort
-__device__ __forceinline__ void sort_entries(Entry (&entries)[4]) {
+// 4 delegates that fall and then rise, in order: the largest first
+__device__ __forceinline__ void merge_delegates(float (&delegates)[4]) {
   #pragma unroll
-  for (int run = 1; run < 4; run *= 2) {
+  for (int step = 2; step > 0; step /= 2) {
     #pragma unroll
-    for (int step = run; step > 0; step /= 2) {
+    for (int q = 0; q < 4; ++q) {
+      if (!(q & step)) exchange(delegates[q], delegates[q + step]);
+    }
+  }
+}
+
+// a lane's delegates in order, the largest first: Batcher's bitonic network
+__device__ __forceinline__ void sort_delegates(float (&delegates)[4]) {
+  #pragma unroll
+  for (int size = 2; size <= 4; size *= 2) {
+    #pragma unroll
+    for (int step = size / 2; step > 0; step /= 2) {
       #pragma unroll
-      for (int q = step % run; q + step < 4; ++q) {
-        const bool upper = (q - step % run) / step % 2;  // the partner of one before it
-        const bool apart = q / (2 * run) != (q + step) / (2 * run);  // they are of two runs
-        if (!upper && !apart) exchange(entries[q], entries[q + step]);
+      for (int q = 0; q < 4; ++q) {
+        if (q & step) continue;
+        if (q & size) {
+          exchange(delegates[q + step], delegates[q]);
+        } else {
+          exchange(delegates[q], delegates[q + step]);
+        }
       }
     }
   }
 }
 
-// N entries that fall and then rise, or the other way round, in order: the largest first
-template <int N>
-__device__ __forceinline__ void order_entries(Entry (&entries)[N]) {
+// the sum of v over this lane of the row's and those below it
+__device__ __forceinline__ unsigned lanes_sum_below(unsigned v) {
   #pragma unroll
-  for (int step = N / 2; step > 0; step /= 2) {
-    #pragma unroll
-    for (int q = 0; q < N; ++q) {
-      if (!(q & step)) exchange(entries[q], entries[q + step]);
-    }
+  for (int step = 1; step < 16; step *= 2) {
+    const unsigned other = __shfl_up_sync(0xffffffffu, v, step);
+    if (threadIdx.x % 16 >= step) v += other;
   }
-}
-
-// the best of two sorted lists
-__device__ __forceinline__ void merge_best(Entry (&best)[4], const Entry (&others)[4]) {
-  #pragma unroll
-  for (int q = 0; q < 4; ++q) best[q] = max(best[q], others[3 - q]);
-  order_entries(best);
-}
-
-// the best of N keys, the largest first: 4 of them at a time are sorted
-template <int N>
-__device__ __forceinline__ void best_of(Entry (&best)[4], const Entry (&words)[N]) {
-  #pragma unroll
-  for (int from = 0; from < N; from += 4) {
-    Entry next[4];
-    #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      next[q] = 0;
-      if (from + q < N) next[q] = words[from + q];
-    }
-    sort_entries(next);
-    if (from) {
-      merge_best(best, next);
-    } else {
-      #pragma unroll
-      for (int q = 0; q < 4; ++q) best[q] = next[q];
-    }
-  }
-}
-
-// the best of this lane and of the one that differs from it in the bits of step
-__device__ __forceinline__ void merge_lanes(Entry (&best)[4], int step) {
-  Entry others[4];
-  #pragma unroll
-  for (int q = 0; q < 4; ++q) others[q] = __shfl_xor_sync(0xffffffffu, best[q], step);
-  merge_best(best, others);
-}
-
-// by value: of elements of an array that are read in branches some compilers make one that is read by its number
-__device__ __forceinline__ Entry either(bool first, Entry a, Entry b) {
-  return first ? a : b;
+  return v;
 }
 
 // what the threads of a block share: of 8 rows
 struct alignas(16) Picker {
-  float keys[8][128];  // of each row, by column
+  float keys[4][128];  // of each thread
+  Entry candidates[8][36];
+  Entry picks[8][4];  // what is chosen, the best first
 };
-static_assert(sizeof(Picker) <= 4096, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 4608, "the launch's shared memory");
 
 // what the step's block of that number does
 __device__ __forceinline__ void part_b(
@@ -459,9 +439,8 @@ __device__ __forceinline__ void part_b(
   const int lane = threadIdx.x % row_threads;  // of the 16 threads that share a row
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
-  const long long own_row = static_cast<long long>(block) * block_rows + threadIdx.x / row_threads;
-  const bool live = own_row < rows;
-  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
+  const long long row = static_cast<long long>(block) * block_rows + threadIdx.x / row_threads;
+  const bool live = row < rows;
   const float* const matmul_row = matmul_ptr + row * matmul_stride;
   int* const experts_row = experts_ptr + row * experts_stride;
   float* const softmax_row = softmax_ptr + row * softmax_stride;
@@ -469,91 +448,102 @@ __device__ __forceinline__ void part_b(
   Vec<float, 4> matmul_vec;
 
   // pass 1 of 2: read matmul; keep matmul
-  {
+  if (live) {
     matmul_vec = load<4>(matmul_row + col);
   }
 
-  // ---- words
-  // a lane's keys
+  // ---- bar
+  // a lane's 4 delegates are the largest of every 4th of its keys; the 4 best of a row make a bar, which 4 keys
+  // reach and few more do
+  const int at = threadIdx.x / 16;  // the row's place in the block
   float keys[4];
+  float delegates[4];
+  #pragma unroll
+  for (int q = 0; q < 4; ++q) delegates[q] = -INFINITY;
   #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const float matmul = matmul_vec.at[j];
-    keys[j] = matmul;
-  }
-  const int at = threadIdx.x / 16;  // the row's place in the block
-  #pragma unroll
-  for (int j = 0; j < 4; ++j) picker.keys[at][lane * 4 + j] = keys[j];
-  meet();
-
-  // ---- choose
-  constexpr int first_place = 3, row_step = 64;  // of the first lane, and of vectors that follow
-  // a lane's best; then those of all lanes
-  Entry words[4];  // of the first lane's columns
-  #pragma unroll
-  for (int q = 0; q < 4; ++q) words[q] = word_of(order_of(keys[q]), first_place - (q / 4 * row_step + q % 4));
-  Entry best[4];
-  best_of(best, words);
-  #pragma unroll
-  for (int q = 0; q < 4; ++q) best[q] += (15 - lane) * 4;
-  #pragma unroll
-  for (int step = 1; step < 16; step *= 2) merge_lanes(best, step);
-  Entry picks[1] = {best[0]};  // of the row's best, that of this lane
-  picks[0] = either(lane == 1, best[1], picks[0]);
-  picks[0] = either(lane == 2, best[2], picks[0]);
-  picks[0] = either(lane == 3, best[3], picks[0]);
-
-  // ---- again
-  // words that agree in all bits but the column's may have another order than their keys. Of keys above the last one
-  // chosen all have to be chosen, and no chosen one may be below the next
-  float own_keys[1];
-  own_keys[0] = picker.keys[at][column_of(picks[0])];
-  const float last_key = __shfl_sync(0xffffffffu, own_keys[0], 3, 16);
-  int missed = 0;
-  #pragma unroll
-  for (int j = 0; j < 4; ++j) missed += picker.keys[at][lane * 4 + j] > last_key;
-  missed -= lane < 4 && own_keys[0] > last_key;
-  #pragma unroll
-  for (int step = 8; step > 0; step /= 2) missed += __shfl_xor_sync(0xffffffffu, missed, step);
-  bool again = missed != 0;
-  const float next_key = __shfl_sync(0xffffffffu, own_keys[0], (lane + 1) % 16, 16);
-  again |= lane + 1 < 4 && own_keys[0] < next_key;
-  if (vote(again)) {
-    const Entry before = __shfl_sync(0xffffffffu, picks[0], (lane + 15) % 16, 16);
-    const Entry behind = __shfl_sync(0xffffffffu, picks[0], (lane + 1) % 16, 16);
-    Lanes tied[1];  // the lanes with such ranks
-    tied[0] = vote(alike(picks[0], before) || alike(picks[0], behind) || lane == 3);
-    Entry head = 0;
-    unsigned limit = 0;
-    #pragma unroll 1
-    for (int owner = 0; owner < 4; ++owner) {
-      if (tied[0] >> owner & 0x10001u) {
-        const Entry word = __shfl_sync(0xffffffffu, picks[0], owner, 16);
-        if (!alike(head, word)) limit = 0xffffffffu;
-        head = word & ~place_bits;
-        unsigned most = 0;  // of the last bits of keys, and their columns
-        #pragma unroll 4
-        for (int place = lane; place < 64; place += 16) {
-          const unsigned order = order_of(picker.keys[at][place]);
-          const unsigned low = (order & place_bits) << 6 | (last_place - place);
-          if (alike(head, order) && low < limit && low > most) most = low;
-        }
-        #pragma unroll
-        for (int step = 8; step > 0; step /= 2) most = max(most, __shfl_xor_sync(0xffffffffu, most, step));
-        limit = most;
-        if (lane == owner) picks[0] = word_of(head, most & place_bits);
-      }
+    keys[j] = -INFINITY;
+    if (live) {
+      const float matmul = matmul_vec.at[j];
+      keys[j] = matmul;
     }
-    own_keys[0] = picker.keys[at][column_of(picks[0])];
+    delegates[j % 4] = larger(delegates[j % 4], keys[j]);
+    picker.keys[j][threadIdx.x] = keys[j];  // registers have no addresses, these have
   }
+  sort_delegates(delegates);
+  #pragma unroll
+  for (int step = 1; step < 16; step *= 2) {  // the best 4 of both lanes
+    float beyond_lane[4];
+    #pragma unroll
+    for (int q = 0; q < 4; ++q) beyond_lane[q] = __shfl_xor_sync(0xffffffffu, delegates[3 - q], step);
+    #pragma unroll
+    for (int q = 0; q < 4; ++q) delegates[q] = larger(delegates[q], beyond_lane[q]);
+    merge_delegates(delegates);
+  }
+  const unsigned order = order_of(delegates[3]);
+  const float bar = key_at(order < infinite ? order > masked ? order : masked + 1 : infinite);
+
+  // ---- collect
+  // the keys that reach the bar are candidates
+  unsigned passing = 0;  // a bit for each of the lane's keys that do
+  #pragma unroll
+  for (int j = 0; j < 4; ++j) passing |= static_cast<unsigned>(!(keys[j] < bar)) << j;
+  const unsigned upto = lanes_sum_below(static_cast<unsigned>(count(passing)));
+  const unsigned all = __shfl_sync(0xffffffffu, upto, 15, 16);
+
+  // ---- rank
+  if (vote(all > 32)) {  // ties: the best one is found 4 times, each time below the last one
+    Entry last = ~Entry(0);
+    #pragma unroll 1
+    for (int r = 0; r < 4; ++r) {
+      Entry best_entry = 0;
+      #pragma unroll 1
+      for (int i = 0; i < 4; ++i) {
+        const int own_col = lane * 4 + i;
+        const float key = picker.keys[i][threadIdx.x];
+        const Entry entry = entry_of(key, own_col);
+        if (!(key <= -INFINITY) && entry < last && entry > best_entry) best_entry = entry;
+      }
+      #pragma unroll
+      for (int step = 8; step > 0; step /= 2) {
+        const Entry other = __shfl_xor_sync(0xffffffffu, best_entry, step);
+        best_entry = best_entry > other ? best_entry : other;
+      }
+      if (lane == 0) picker.picks[at][r] = best_entry;
+      last = best_entry;
+    }
+  } else {  // each candidate's rank is the number of those that are larger
+    #pragma unroll 1
+    for (unsigned place = upto - count(passing); passing; ++place) {
+      const int i = 31 - __clz(static_cast<int>(passing & (0u - passing)));  // the lowest bit that is set
+      const int own_col = lane * 4 + i;
+      passing &= passing - 1;
+      picker.candidates[at][place] = entry_of(picker.keys[i][threadIdx.x], own_col);
+    }
+    if (lane < 4) picker.candidates[at][all + lane] = 0;  // as many as are compared at a time
+    meet();
+    #pragma unroll 1
+    for (unsigned i = lane; i < all; i += 16) {
+      const Entry entry = picker.candidates[at][i];
+      unsigned rank = 0;
+      #pragma unroll 1
+      for (unsigned other = 0; other < all; other += 4) {
+        #pragma unroll
+        for (int q = 0; q < 4; ++q) rank += picker.candidates[at][other + q] > entry;
+      }
+      if (rank < 4) picker.picks[at][rank] = entry;
+    }
+    for (unsigned i = all + lane; i < 4; i += 16) picker.picks[at][i] = 0;
+  }
+  meet();
 
   // ---- write
   // the 4 chosen, pass 1 of 3 over them: top = max(best_); write experts
   float top_part = -INFINITY;
   if (live && lane < 4) {
-    const Entry entry = picks[0];
-    const int experts = entry > masked ? column_of(entry) : -1;
-    const float best_ = own_keys[0];
+    const Entry entry = picker.picks[at][lane];
+    const int experts = entry ? column_of(entry) : -1;
+    const float best_ = entry ? key_of(entry) : -INFINITY;
     top_part = larger(top_part, best_);
     experts_row[lane] = experts;
   }
@@ -563,12 +553,11 @@ __device__ __forceinline__ void part_b(
 
   // the 4 chosen, pass 2 of 3 over them: sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
-  float e_kept;
   if (live && lane < 4) {
-    const float best_ = own_keys[0];
+    const Entry entry = picker.picks[at][lane];
+    const float best_ = entry ? key_of(entry) : -INFINITY;
     const float best_minus_pivot = best_ - pivot;
     const float e = exponential(best_minus_pivot);
-    e_kept = e;
     sum_of_exps_part += e;
   }
   const float sum_of_exps = row_sum(sum_of_exps_part);
@@ -578,7 +567,10 @@ __device__ __forceinline__ void part_b(
 
   // the 4 chosen, pass 3 of 3 over them: write softmax
   if (live && lane < 4) {
-    const float e = e_kept;
+    const Entry entry = picker.picks[at][lane];
+    const float best_ = entry ? key_of(entry) : -INFINITY;
+    const float best_minus_pivot = best_ - pivot;
+    const float e = exponential(best_minus_pivot);
     const float softmax = e * inverse_sum;
     softmax_row[lane] = softmax;
   }
@@ -594,10 +586,6 @@ constexpr int no_slot = groups + 1;  // of a lane without one
 constexpr int threads = 128;
 constexpr int warps = 4;
 constexpr int batch = 2;  // slots of a lane whose groups are read together
-
-__device__ __forceinline__ int count(Lanes lanes) {
-  return __popc(lanes);
-}
 
 // the lanes of the warp whose slots are of this lane's group: those whose numbers have the same bits
 __device__ __forceinline__ Lanes of_same(int group) {
@@ -701,7 +689,32 @@ __device__ __forceinline__ void part_c(
 
 }  // namespace step_c
 
-extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(128)
+// the word in which clusters are counted that have done their share, with none of them: what its upper bits are says
+// that it is such a word, and not what that memory held before
+constexpr unsigned long long none_arrived = 0x234633e5e8b00000ull;
+constexpr unsigned long long most_arrived = 0xfffff;
+
+// is this block's cluster the last to arrive? All that the others wrote can then be read. `found`: the word at first
+__device__ __forceinline__ bool last_to_arrive(unsigned long long* arrived, unsigned long long found) {
+  __shared__ bool last;
+  __cluster_barrier_arrive();  // what this block wrote
+  __cluster_barrier_wait();    // and the others of its cluster
+  if (blockIdx.x % 8 == 0 && threadIdx.x == 0) {
+    if ((found ^ none_arrived) > most_arrived) atomicCAS(arrived, found, none_arrived);
+    __threadfence();
+    const bool is_last = atomicAdd(arrived, 1ull) == none_arrived + gridDim.x / 8 - 1;
+    if (is_last) atomicExch(arrived, none_arrived);  // for the next launch
+    __threadfence();
+    for (unsigned block = 0; block < 8; ++block) {
+      *static_cast<bool*>(__cluster_map_shared_rank(&last, block)) = is_last;
+    }
+  }
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+  return last;
+}
+
+extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(128, 1)
 moe_routing(
     const __nv_bfloat16* a_x_ptr,
     const __nv_bfloat16* a_router_ptr,
@@ -713,6 +726,7 @@ moe_routing(
     int* c_ends_ptr,
     int* c_order_ptr,
     int* c_places_ptr,
+    long long* arrived_ptr,
     long long blocks_a,
     long long blocks_b,
     long long blocks_c,
@@ -725,20 +739,22 @@ moe_routing(
     long long b_experts_stride,
     long long b_softmax_stride)
 {
-  for (unsigned block = blockIdx.x; block < blocks_a; block += 8) {
+  const unsigned share = blockIdx.x / 8;  // each cluster takes 8 rows
+  unsigned long long* const arrived = reinterpret_cast<unsigned long long*>(arrived_ptr);
+  const unsigned long long found = blockIdx.x % 8 == 0 && threadIdx.x == 0 ? atomicAdd(arrived, 0ull) : 0;
+  for (unsigned block = share * 4 + blockIdx.x % 8; block < (share + 1) * 4 && block < blocks_a; block += 8) {
     step_a::part_a(block, a_x_ptr, a_router_ptr, a_matmul_ptr, a_rows, a_x_stride, a_router_ld, a_matmul_stride);
     __syncthreads();  // its shared memory is the next one's
   }
-  __cluster_barrier_arrive();  // what this block wrote
-  __cluster_barrier_wait();    // and the others can be read by all
-  for (unsigned block = blockIdx.x; block < blocks_b; block += 8) {
+  if (!last_to_arrive(arrived, found)) return;
+  for (unsigned block = blockIdx.x % 8; block < blocks_b; block += 8) {
     step_b::part_b(block, b_matmul_ptr, b_experts_ptr, b_softmax_ptr, b_rows, b_matmul_stride, b_experts_stride,
         b_softmax_stride);
     __syncthreads();  // its shared memory is the next one's
   }
   __cluster_barrier_arrive();  // what this block wrote
   __cluster_barrier_wait();    // and the others can be read by all
-  for (unsigned block = blockIdx.x; block < blocks_c; block += 8) {
+  for (unsigned block = blockIdx.x % 8; block < blocks_c; block += 8) {
     step_c::part_c(c_experts_part_ptr, c_ends_ptr, c_order_ptr, c_places_ptr);
     __syncthreads();  // its shared memory is the next one's
   }

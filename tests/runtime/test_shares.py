@@ -1,0 +1,248 @@
+"""Several steps in one launch of many clusters, each of which has rows of its own: a mixture's router."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fusegen import Chain, Program, bf16, chain, dims, f32
+from fusegen import ops as F
+from fusegen.emulator import EmulatorUnavailable, compiler
+from fusegen.pipeline import choose_target, compile_program, plan, smaller_program
+from fusegen.planner.programs import joining, one_cluster, shares
+from fusegen.planner.programs.dependent import dependent
+from fusegen.planner.programs.model import ProgramPlan
+from fusegen.planner.programs.one_cluster import OneClusterPlan
+from fusegen.runtime.joined import Joined
+from fusegen.validation import validate
+from tests.specs import SHIPPED
+
+try:
+    compiler()
+except EmulatorUnavailable as error:
+    pytest.skip(f"no emulator: {str(error).splitlines()[0]}", allow_module_level=True)
+
+pytestmark = pytest.mark.usefixtures("emulated_only")
+
+T, D, E = dims("T D E")
+ROUTING = SHIPPED["moe_routing"].at(T=200, D=512, E=24)
+MADE: dict[tuple[object, ...], Program] = {}
+
+
+@chain(T=200, D=512, E=24)
+def weighed(x: bf16[T, D], w: bf16[E, D], scale: f32) -> f32[T, E]:
+    """Rows of which nothing is left to do when all are made: no cluster is counted."""
+    return F.softmax(F.round(x @ w.T * scale))
+
+
+@chain(T=200, D=512, E=24)
+def twice(x: bf16[T, D], w: bf16[E, D], v: bf16[D, E]) -> bf16[T, D]:
+    """Products one after another, and a row of all that they made."""
+    return F.rmsnorm(F.cast(F.silu(x @ w.T) @ v.T, bf16) + x)
+
+
+@chain(T=200, D=512, E=24)
+def turned_over(x: bf16[T, D], w: bf16[E, D]) -> f32[T, E]:
+    return F.softmax(F.flip(x @ w.T, axis=0))
+
+
+@chain(T=200, D=512, E=24)
+def less_the_first(x: bf16[T, D], w: bf16[E, D]) -> f32[T, E]:
+    logits = x @ w.T
+    return F.softmax(logits - logits[:1])
+
+
+@chain(T=200, D=512, E=24)
+def by_column(x: bf16[T, D], w: bf16[E, D]) -> f32[T, E]:
+    return F.softmax(x @ w.T, over=T)
+
+
+def shared(spec: Chain, shared_out: int, target: str = "cuda:h200") -> ProgramPlan:
+    """The chain's program as one launch, with the rows of the first steps shared out."""
+    found: Any = plan(spec, target)
+    steps = [[replace(step, joined="", share=0)] for step in found.steps]
+    clusters = one_cluster.clusters_of(found.target)
+    narrow = [joining.by_threads(found, step) for step in steps]
+    wide = [joining.by_threads(found, step, clusters) for step in steps]
+    assert shared_out <= shares.following(steps, wide)
+    one = joining.together(steps, [*wide[:shared_out], *narrow[shared_out:]], shared_out)
+    assert one is not None, f"{spec.name} has steps of no common block size"
+    return dependent(replace(found, steps=one))
+
+
+def made(spec: Chain, shared_out: int, target: str = "cuda:h200") -> Program:
+    key = spec.name, tuple(spec.graph.sizes.items()), shared_out, target
+    if key not in MADE:
+        program = shared(spec, shared_out, target)
+        MADE[key] = compile_program(program, on="emulator", validate=False, tuned=False)
+        (kernel,) = MADE[key].kernels
+        assert isinstance(kernel, Joined)
+        assert isinstance(kernel.plan, OneClusterPlan)
+        assert kernel.plan.shared_out == shared_out
+    return MADE[key]
+
+
+def tokens(count: int, numbers: int = 512, experts: int = 24) -> list[Any]:
+    rng = np.random.default_rng(count)
+    return [rng.standard_normal(shape).astype(bf16.numpy) for shape in ((count, numbers), (experts, numbers))]
+
+
+def judge(given: list[Any], found: Any) -> None:
+    """Held to numpy: whose slots are whose, and by what weights."""
+    weights, order, ends, places = (np.asarray(a) for a in found)
+    logits = given[0].astype(np.float64) @ given[1].astype(np.float64).T
+    experts = len(given[1])
+    chosen = np.argsort(-logits, axis=1, kind="stable")[:, :4]
+    best = np.take_along_axis(logits, chosen, 1)
+    law = np.exp(best - best.max(1, keepdims=True))
+    np.testing.assert_allclose(weights, law / law.sum(1, keepdims=True), rtol=1e-4, atol=1e-6)
+    slots = np.argsort(chosen.reshape(-1), kind="stable")
+    np.testing.assert_array_equal(order, slots)
+    np.testing.assert_array_equal(ends, np.cumsum(np.bincount(chosen.reshape(-1), minlength=experts)))
+    np.testing.assert_array_equal(places.reshape(-1)[slots], np.arange(chosen.size))
+
+
+@pytest.mark.parametrize("target", ["cuda:h200", "cuda:b200"])
+@pytest.mark.parametrize("shared_out", [1, 2])
+@pytest.mark.parametrize("count", [1, 15, 200, 333])
+def test_a_router_has_the_results_of_its_steps_apart(count: int, shared_out: int, target: str) -> None:
+    given = tokens(count)
+    judge(given, made(ROUTING.at(T=count), shared_out, target)(*given))
+
+
+@pytest.mark.parametrize(("spec", "shared_out", "target"), [
+    (ROUTING, 1, "cuda:h200"), (ROUTING, 2, "cuda:h200"), (ROUTING, 2, "cuda:b200"), (weighed, 2, "cuda:h200"),
+    (weighed, 2, "cuda:b200"), (twice, 3, "cuda:h200"),
+])  # fmt: skip
+def test_it_is_validated_like_any_program(spec: Chain, shared_out: int, target: str) -> None:
+    report = validate(made(spec, shared_out, target))
+    assert report.ok, str(report)
+
+
+def test_clusters_are_counted_only_where_one_goes_on_alone() -> None:
+    counted, alone = shared(ROUTING, 2), shared(weighed, 2)
+    assert list(counted.counters.values()) == [0]
+    assert not alone.counters
+    (launch,) = alone.launched
+    assert "by clusters of 8 blocks" in str(launch)
+    (launch,) = counted.launched
+    assert "what follows by the last to arrive" in str(launch)
+    sizes = counted.graph.sizes
+    offsets = counted.arena(sizes).offsets
+    (word,) = counted.counters
+    spans = {name: range(at, at + 8 if name == word else at + 1) for name, at in offsets.items()}
+    assert all(offsets[word] not in span for name, span in spans.items() if name != word)
+
+
+def test_any_number_of_rows_is_right() -> None:
+    """In more turns than were planned for, and of none at all."""
+    program = made(weighed, 2)
+    for count in (0, 1, 31, 200, 1500):
+        x, w = tokens(count)
+        found = np.asarray(program(x, w, 0.25))
+        logits = np.round(x.astype(np.float64) @ w.T.astype(np.float64) * 0.25)
+        law = np.exp(logits - logits.max(1, keepdims=True, initial=-np.inf))
+        agree = np.isclose(found, law / law.sum(1, keepdims=True), rtol=1e-3, atol=1e-6).all(1)
+        assert agree.sum() >= 0.95 * count  # f32 sums that lie halfway round to either side
+        record = list(program.records.values())[-1]
+        assert sum(own.record.loaded is not None for own in record.launches) == (count > 0)
+
+
+def test_what_the_workspace_held_before_does_not_matter() -> None:
+    """Nor that a launch before it counted there, or other clusters than its own."""
+    program, given = made(ROUTING, 2), tokens(200)
+    none = program.kernels[0].plan.none_arrived  # type: ignore[union-attr]
+    words = [0, none, none ^ (1 << 40), none ^ (1 << 21), 2**64 - 1, 2**63]
+    size = program.workspace_bytes(T=200)
+    for word in words:
+        room = np.zeros(size + 256, np.uint8)
+        room = room[-room.ctypes.data % 256 :][:size]
+        room.view(np.uint64)[:] = word
+        for _ in range(3):
+            judge(given, program(*given, workspace=room))
+
+
+# ---------------------------------------------------------------- what the planner makes of it
+
+
+def test_rows_that_other_rows_are_made_of_are_not_shared_out() -> None:
+    for spec in (turned_over, less_the_first, by_column):
+        found: Any = plan(spec, "cuda:h200")
+        steps = [[replace(step, joined="", share=0)] for step in found.steps]
+        clusters = one_cluster.clusters_of(found.target)
+        wide = [joining.by_threads(found, step, clusters) for step in steps]
+        assert shares.following(steps, wide) <= 1, spec.name
+        assert all(step.share == 0 for step in found.steps[1:])
+
+
+def test_a_prompts_router_is_one_launch_too() -> None:
+    for count in (256, 512, 2048):
+        found: Any = plan(SHIPPED["moe_routing"].at(T=count), "cuda:h200")
+        (launch,) = found.launched
+        assert isinstance(launch, OneClusterPlan)
+        assert launch.counts
+        assert [step.joined for step in found.steps] == ["", "behind", "behind"]
+    layer: Any = plan(SHIPPED["moe_layer"].at(T=256), "cuda:h200")
+    assert len(layer.launches) == 4
+
+
+def test_many_weights_are_validated_with_the_same_shares() -> None:
+    large: Any = plan(SHIPPED["moe_layer"].at(T=256), "cuda:h200")
+    small = smaller_program(large)
+    assert small is not None
+    assert [(step.joined, step.share) for step in small.steps] == [(step.joined, step.share) for step in large.steps]
+    assert any(step.share for step in small.steps)
+
+
+def test_no_more_clusters_share_rows_than_run_at_once() -> None:
+    """15 of 8 blocks do on an H200."""
+    assert one_cluster.clusters_of(choose_target("cuda:h200")) == 14
+    found = shared(SHIPPED["moe_routing"].at(T=4096), 2)
+    assert -(-4096 // found.steps[0].share) <= 14
+
+
+def test_rows_that_are_no_share_are_told() -> None:
+    found = shared(ROUTING, 2)
+    (launch,) = found.launched
+    assert isinstance(launch, OneClusterPlan)
+    assert not launch.obstacle(launch.plans)
+    other = replace(launch, rows=launch.rows + 1)
+    assert "are a share" in other.obstacle(other.plans)
+    with pytest.raises(ValueError, match="is no launch"):
+        _ = other.parts
+
+
+# ---------------------------------------------------------------- what is wrong with one is caught
+
+MEETING = """  __cluster_barrier_arrive();  // what this block wrote
+  __cluster_barrier_wait();    // and the others of its cluster
+"""
+
+
+@pytest.mark.parametrize(("found", "wrong"), [
+    ("    __threadfence();\n    const bool", "    const bool"),
+    ("gridDim.x / 8 - 1;", "gridDim.x / 8 - 2;"),
+    ("    if (is_last) atomicExch", "    if (!is_last) atomicExch"),
+    ("    if ((found ^ none_arrived) > most_arrived) atomicCAS", "    if (false) atomicCAS"),
+    ("if (!last_to_arrive(arrived, found)) return;", "last_to_arrive(arrived, found);"),
+    ("share = blockIdx.x / 8;", "share = blockIdx.x / 8 + 1;"),
+    ("block = share + blockIdx.x % 8; block < (share + 1)", "block = share + 1 + blockIdx.x % 8; block < (share + 2)"),
+])  # fmt: skip
+def test_clusters_that_miscount_or_take_other_rows_are_caught(found: str, wrong: str) -> None:
+    catch(made(ROUTING, 2), found, wrong)
+
+
+def test_a_count_before_all_blocks_of_a_cluster_are_done_is_caught() -> None:
+    catch(made(ROUTING, 1), MEETING, "")
+
+
+def catch(program: Program, found: str, wrong: str) -> None:
+    (kernel,) = program.kernels
+    assert isinstance(kernel, Joined)
+    source = replace(kernel.source, text=kernel.source.text.replace(found, wrong))
+    assert source.text != kernel.source.text
+    other = Joined(source, None, program.device, kernel.replan, kernel.make_variant, kernel.make_alone)
+    assert not validate(Program(program.plan, [other], program.device), quick=True).ok
