@@ -136,6 +136,10 @@ MEANINGS: dict[str, tuple[Chain, Callable[..., Any]]] = {
 }
 
 
+def steps_of(made: Any) -> int:
+    return len(made.plan.steps) if isinstance(made, Program) else 1
+
+
 def untyped(value: Any) -> Any:
     """The same, whatever a type checker thinks of it."""
     return value
@@ -163,7 +167,7 @@ def test_what_is_read_is_what_numpy_reads(name: str, ragged: bool, target: Targe
     spec, meaning = MEANINGS[name]
     spec = spec.at(N=spec.graph.sizes["N"] + 3) if ragged and "N" in spec.graph.sizes else spec
     kernel = fusegen.compile(spec, target, on="emulator", validate=False)
-    assert len(getattr(kernel, "kernels", (kernel,))) == (2 if name == "of_computed" else 1)
+    assert steps_of(kernel) == (2 if name == "of_computed" else 1)
     for seed in range(3):
         given = operands(spec, seed)
         results, wanted = kernel(*given), meaning(*given)
@@ -373,7 +377,7 @@ def test_a_table_that_is_the_chains_rows_too_is_looked_up_by_a_kernel_of_its_own
 
     with pytest.raises(NoPlan, match="gather reads rows that an index names, of x, which is read as the chain's rows"):
         candidates(shifted.graph, H200).need()
-    assert len(getattr(fusegen.compile(shifted, H200, on="emulator"), "kernels", ())) == 2
+    assert steps_of(fusegen.compile(shifted, H200, on="emulator")) == 2
 
 
 @chain(V=50, M=13, N=24)
