@@ -74,6 +74,9 @@ def given(array: np.ndarray[Any, Any], dtype: DType) -> Array:
     return Array(array.ctypes.data, TYPES[dtype.name], array.ndim, sizes, strides)
 
 
+WORD_BYTES = 8  # in which clusters are counted
+
+
 @dataclass
 class Library:
     """A built export of one chain, and the kernels it was made of, which launches are emulated with."""
@@ -175,11 +178,25 @@ class Library:
             if not high:  # of the driver's own memory
                 high = self.driver.fake_end(ctypes.c_uint64(at))
             spans.append((low - at, high - at))
+        kinds = [param for param in plan.params if param.kind in ("pointer", "map")]
+        for word in (at for param, at in zip(kinds, pointers, strict=True) if param.updated):
+            spans = [apart_from(word, at, one) for at, one in zip(pointers, spans, strict=True)]
         launch = Launch(blocks, tuple(numbers), tuple(spans), tuple(maps), bool(dependent))
         loaded = EmulatorDevice(self.made.target).load(variant.source, None)
         loaded.launch(launch, pointers, values, 0)
         self.launched.append(tag)
         self.blocks.append(blocks)
+
+
+def apart_from(word: int, at: int, span: tuple[int, int]) -> tuple[int, int]:
+    """What a pointer may reach, without a word of the workspace that is another's; of the word's own pointer the
+    word."""
+    low, high = at + span[0], at + span[1]
+    if at == word:
+        return 0, WORD_BYTES
+    if not low <= word < high:
+        return span
+    return (span[0], word - at) if at < word else (word + WORD_BYTES - at, span[1])
 
 
 def span(array: np.ndarray[Any, Any]) -> tuple[int, int]:

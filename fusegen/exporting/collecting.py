@@ -138,7 +138,20 @@ def joined_of(
     fixed = fixed_sizes(parts, sizes)
     names = [[binding.tensor for binding, _ in bindings_of(step)] for step in steps]
     variant = variant_of(kernel.main, names, sizes, fixed, extents, AS_PLANNED)
+    if isinstance(kernel.plan, OneClusterPlan):
+        variant = replace(variant, pairs=(*variant.pairs, *handed_on(seen)))
     return [Launch(kernel.name, (variant,), numbered(seen), extents, tuple(fixed), values, len(steps)), *alone]
+
+
+def handed_on(seen: Sequence[Seen]) -> list[tuple[int, int]]:
+    """What one step of a launch writes and one behind it reads: no output over an operand of the caller's."""
+    written = [(place, one.base) for place, one in enumerate(seen) if one.written]
+    return [
+        (output, operand)
+        for output, base in written
+        for operand, one in enumerate(seen)
+        if operand > output and not one.written and one.base == base
+    ]
 
 
 def launch_of(

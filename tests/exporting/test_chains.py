@@ -16,6 +16,7 @@ from fusegen.exporting.collecting import exported
 from fusegen.exporting.recording import recorded
 from fusegen.language.spec import Chain
 from fusegen.pipeline import compile
+from fusegen.runtime import Program
 from fusegen.targets import target
 from tests.exports import build, call_recorded, run, run_test
 from tests.specs import FEW, SHIPPED
@@ -138,3 +139,23 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="'double' is no name"):
         exporting.export([chain], [h200], tmp_path / "out", library="double", validate=False, test=False)
     assert making.word_of(Path("3-fast kernels")) == "kernels_3_fast_kernels"
+
+
+def test_rows_that_are_shared_out_to_clusters(tmp_path: Path) -> None:
+    """The last of which goes on alone: they are counted in the workspace."""
+    made = compile(at("moe_routing", {"T": 300, "D": 1024}), "cuda:h200", on="emulator", validate=False)
+    assert isinstance(made, Program)
+    assert made.plan.counters
+    library = build(made, tmp_path, every_layout=False)
+    record = recorded(exported([made], False), [made])
+    for _ in range(2):
+        assert call_recorded(library, record) == ""
+        assert library.launched == ["sm_90a moe_routing"]
+
+
+def test_what_steps_hand_on_is_no_output_over_an_operand(tmp_path: Path) -> None:
+    """One launch does them: each had its own."""
+    made = compile(at("moe_routing", FEW["moe_routing"]), "cuda:h200", on="emulator", validate=False)
+    library = build(made, tmp_path, every_layout=False)
+    assert call_recorded(library, recorded(exported([made], False), [made])) == ""
+    assert library.launched == ["sm_90a moe_routing"]
