@@ -128,8 +128,9 @@ def test_clusters_are_counted_only_where_one_goes_on_alone() -> None:
     assert not alone.counters
     (launch,) = alone.launched
     assert "by clusters of 8 blocks" in str(launch)
+    assert f"rows     each cluster takes {alone.steps[0].share}\n" in str(launch)
     (launch,) = counted.launched
-    assert "what follows by the last to arrive" in str(launch)
+    assert "in the first 2 steps; the last one to arrive does what follows" in str(launch)
     sizes = counted.graph.sizes
     offsets = counted.arena(sizes).offsets
     (word,) = counted.counters

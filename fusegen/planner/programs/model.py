@@ -293,7 +293,8 @@ def launch_lines(number: int, steps: Sequence[Step], plan: Plan | JoinedPlan) ->
     if not isinstance(plan, JoinedPlan):
         return [*step_lines(f"{number}", steps[0]), *launch]
     lines = [f"{number}. {plan.name}: {plan.regime}"]
-    lines += [*(f"  {line}" for line in field("because", plan.why)), *launch]
+    lines += [f"  {line}" for line in field("because", plan.why)]
+    lines += [*(f"  {line}" for line in field("rows", plan.shares) if plan.shares), *launch]
     for letter, step in zip(LETTERS, steps, strict=False):
         lines += [f"  {line}" for line in step_lines(letter, step)]
     return lines

@@ -90,14 +90,18 @@ class OneClusterPlan(JoinedPlan):
 
     @property
     def regime(self) -> str:
-        start = f"{len(self.parts)} steps in one launch, one after another"
-        blocks = f"of {self.cluster} blocks of {self.threads} threads"
+        clusters = "clusters" if self.shared_out else "a cluster"
+        blocks = f"{clusters} of {self.cluster} blocks of {self.threads} threads"
+        return f"{len(self.parts)} steps in one launch, one after another, by {blocks}"
+
+    @property
+    def shares(self) -> str:
         if not self.shared_out:
-            return f"{start}, by a cluster {blocks}"
+            return ""
         if not self.counts:
-            return f"{start}, by clusters {blocks}, each of {self.rows} rows"
-        first = "the first" if self.shared_out == 1 else f"the first {self.shared_out}"
-        return f"{start}: {first} by clusters {blocks}, each of {self.rows} rows, what follows by the last to arrive"
+            return f"each cluster takes {self.rows}"
+        steps = "step" if self.shared_out == 1 else f"{self.shared_out} steps"
+        return f"each cluster takes {self.rows} in the first {steps}; the last one to arrive does what follows"
 
     @property
     def counts(self) -> bool:

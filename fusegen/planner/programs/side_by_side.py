@@ -82,6 +82,11 @@ class JoinedPlan:
         return f"{len(self.parts)} steps in one launch of {self.threads} threads a block"
 
     @property
+    def shares(self) -> str:
+        """Which rows blocks take that share them out, in words; empty where none do."""
+        return ""
+
+    @property
     def configuration(self) -> str:
         return " + ".join(part.configuration for part in self.parts)
 
@@ -155,6 +160,7 @@ class JoinedSource:
 def joined_lines(plan: JoinedPlan) -> list[str]:
     """What opens the kernel's text: the launch, and each of its steps."""
     lines = [f"{plan.name}: {plan.regime}", "", *field("because", plan.why)]
+    lines += field("rows", plan.shares) if plan.shares else []
     lines += field("launch", plan.launched) if plan.launched else []
     for letter, part in zip(LETTERS, plan.parts, strict=False):
         lines += ["", *(f"{letter}. {line}" if not n else f"   {line}" for n, line in enumerate(header_lines(part)))]

@@ -1,6 +1,7 @@
-// moe_layer_matmul_experts_ends: 3 steps in one launch, one after another: the first by clusters of 8 blocks of 128 threads, each of 32 rows, what follows by the last to arrive
+// moe_layer_matmul_experts_ends: 3 steps in one launch, one after another, by clusters of 8 blocks of 128 threads
 //
 // because  one launch is expected to take 14.5 us: steps this short are mostly launches
+// rows     each cluster takes 32 in the first step; the last one to arrive does what follows
 // launch   lets the next one begin once all its blocks run
 //
 // a. moe_layer_matmul  bf16[T, D], bf16[E, D] -> f32[T, E]  at T=256 D=2048 E=64

@@ -1,6 +1,7 @@
-// moe_routing: 3 steps in one launch, one after another: the first by clusters of 8 blocks of 128 threads, each of 8 rows, what follows by the last to arrive
+// moe_routing: 3 steps in one launch, one after another, by clusters of 8 blocks of 128 threads
 //
 // because  one launch is expected to take 13.4 us: steps this short are mostly launches
+// rows     each cluster takes 8 in the first step; the last one to arrive does what follows
 //
 // a. moe_routing_matmul  bf16[T, D], bf16[E, D] -> f32[T, E]  at T=64 D=2048 E=64
 //    matmul of moe_routing.
