@@ -20,6 +20,7 @@ from fusegen.planner.programs.model import ProgramPlan
 from fusegen.planner.programs.one_cluster import OneClusterPlan, obstacle
 from fusegen.runtime.joined import Joined
 from fusegen.validation import validate
+from tests.routers import judge, tokens
 from tests.specs import SHIPPED
 
 try:
@@ -63,27 +64,12 @@ def made(spec: Chain, target: str = "cuda:h200") -> Program:
     return MADE[key]
 
 
-def tokens(count: int, numbers: int = 512, experts: int = 24) -> list[Any]:
-    rng = np.random.default_rng(count)
-    return [rng.standard_normal(shape).astype(bf16.numpy) for shape in ((count, numbers), (experts, numbers))]
-
-
 @pytest.mark.parametrize("target", ["cuda:h200", "cuda:b200"])
 @pytest.mark.parametrize("count", [1, 8, 33, 100])
 def test_a_router_has_the_results_of_its_steps_apart(count: int, target: str) -> None:
     spec = ROUTING.at(T=count)
     given = tokens(count)
-    x, router = (a.astype(np.float64) for a in given)
-    logits = x @ router.T
-    weights, order, ends, places = (np.asarray(a) for a in made(spec, target)(*given))
-    chosen = np.argsort(-logits, axis=1, kind="stable")[:, :4]
-    best = np.take_along_axis(logits, chosen, 1)
-    law = np.exp(best - best.max(1, keepdims=True))
-    np.testing.assert_allclose(weights, law / law.sum(1, keepdims=True), rtol=1e-4, atol=1e-6)
-    slots = np.argsort(chosen.reshape(-1), kind="stable")
-    np.testing.assert_array_equal(order, slots)
-    np.testing.assert_array_equal(ends, np.cumsum(np.bincount(chosen.reshape(-1), minlength=24)))
-    np.testing.assert_array_equal(places.reshape(-1)[slots], np.arange(4 * count))
+    judge(given, made(spec, target)(*given))
 
 
 @pytest.mark.parametrize("target", ["cuda:h200", "cuda:b200"])

@@ -18,6 +18,7 @@ from fusegen.planner.programs.model import ProgramPlan
 from fusegen.planner.programs.one_cluster import OneClusterPlan
 from fusegen.runtime.joined import Joined
 from fusegen.validation import validate
+from tests.routers import judge, tokens
 from tests.specs import SHIPPED
 
 try:
@@ -83,26 +84,6 @@ def made(spec: Chain, shared_out: int, target: str = "cuda:h200") -> Program:
         assert isinstance(kernel.plan, OneClusterPlan)
         assert kernel.plan.shared_out == shared_out
     return MADE[key]
-
-
-def tokens(count: int, numbers: int = 512, experts: int = 24) -> list[Any]:
-    rng = np.random.default_rng(count)
-    return [rng.standard_normal(shape).astype(bf16.numpy) for shape in ((count, numbers), (experts, numbers))]
-
-
-def judge(given: list[Any], found: Any) -> None:
-    """Held to numpy: whose slots are whose, and by what weights."""
-    weights, order, ends, places = (np.asarray(a) for a in found)
-    logits = given[0].astype(np.float64) @ given[1].astype(np.float64).T
-    experts = len(given[1])
-    chosen = np.argsort(-logits, axis=1, kind="stable")[:, :4]
-    best = np.take_along_axis(logits, chosen, 1)
-    law = np.exp(best - best.max(1, keepdims=True))
-    np.testing.assert_allclose(weights, law / law.sum(1, keepdims=True), rtol=1e-4, atol=1e-6)
-    slots = np.argsort(chosen.reshape(-1), kind="stable")
-    np.testing.assert_array_equal(order, slots)
-    np.testing.assert_array_equal(ends, np.cumsum(np.bincount(chosen.reshape(-1), minlength=experts)))
-    np.testing.assert_array_equal(places.reshape(-1)[slots], np.arange(chosen.size))
 
 
 @pytest.mark.parametrize("target", ["cuda:h200", "cuda:b200"])
@@ -203,6 +184,18 @@ def test_no_more_clusters_share_rows_than_run_at_once() -> None:
     assert one_cluster.clusters_of(choose_target("cuda:h200")) == 14
     found = shared(SHIPPED["moe_routing"].at(T=4096), 2)
     assert -(-4096 // found.steps[0].share) <= 14
+
+
+def test_no_launch_has_more_clusters_than_can_be_counted() -> None:
+    """Nor an exported one, which is told the most blocks."""
+    (launch,) = shared(ROUTING, 2).launched
+    (alone,) = shared(weighed, 2).launched
+    assert isinstance(launch, OneClusterPlan)
+    assert launch.max_blocks == 8 * (2**20 - 1)
+    assert alone.max_blocks > launch.max_blocks
+    each = launch.each
+    assert launch.blocks([each[0] * (2**20 - 1), each[1] * (2**20 - 1), 1]) == launch.max_blocks
+    assert launch.blocks([each[0] * 2**20, each[1] * 2**20, 1]) is None
 
 
 def test_rows_that_are_no_share_are_told() -> None:

@@ -143,12 +143,17 @@ class OneClusterPlan(JoinedPlan):
             for place, plan in enumerate(self.plans)
         )
 
+    @property
+    def max_blocks(self) -> int:
+        """No more clusters than the word in which they are counted can tell apart."""
+        return min(super().max_blocks, self.most_arrived * self.cluster) if self.counts else super().max_blocks
+
     def blocks(self, counts: Sequence[int]) -> int | None:
         if any(most and count > most for count, most in zip(counts, self.most, strict=True)):
             return None
         shares = [-(-count // each) for count, each in zip(counts, self.each, strict=False)]
         clusters = max(1, *shares) if shares else 1
-        if clusters * self.cluster > self.max_blocks or clusters >> COUNT_BITS:
+        if clusters * self.cluster > self.max_blocks:
             return None
         return clusters * self.cluster if any(counts) else 0
 
