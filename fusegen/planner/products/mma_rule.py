@@ -31,6 +31,7 @@ from fusegen.language.graph import Graph, Kind
 from fusegen.language.naming import entry_name, value_names
 from fusegen.language.types import DType, f4e2m1, f8e4m3, f32, i4, i8, size_of, u4
 from fusegen.planner.cost import decisions
+from fusegen.planner.heading import plural
 from fusegen.planner.matching import NoMatch, need_countable
 from fusegen.planner.model import Access, Layout, Load, Param
 from fusegen.planner.products.factors import no_unit, product_dims, product_params
@@ -306,7 +307,7 @@ def tile_text(tile: GemmTile) -> str:
     persistent = ", copies interleaved with the products; persistent blocks" if tile.persistent else ""
     slices = f"slices of {tile.k} in a ring of {tile.stages}{persistent}"
     if tile.split_k == 1:
-        return f"{shape} tiles of {tile.warps} warps, {slices}"
+        return f"{shape} tiles of {plural(tile.warps, 'warp', 'warps')}, {slices}"
     groups = f"slice-K by {tile.slice_k} groups of warps" if tile.slice_k > 1 else ""
     blocks = f"split-K by a cluster of {tile.cluster} blocks" if tile.cluster > 1 else ""
     each = " for each group" if groups else ""

@@ -16,8 +16,7 @@ from dataclasses import replace
 from fusegen.planner import candidates
 from fusegen.planner.model import Cost, Plan
 from fusegen.planner.products.gemm import GemmPlan
-from fusegen.planner.programs import one_cluster, step_candidates
-from fusegen.planner.programs import shares as shared
+from fusegen.planner.programs import one_cluster, shares, step_candidates
 from fusegen.planner.programs.model import Joined, ProgramPlan, Step, names_of
 from fusegen.planner.programs.side_by_side import MOST_STEPS, launch_cost, obstacle
 
@@ -113,7 +112,7 @@ def in_one_cluster(program: ProgramPlan) -> ProgramPlan:
     launches = list(program.launches)
     early = program.target.early_us
     short = [by_threads(program, steps) for steps in launches]
-    shares = [by_threads(program, steps, one_cluster.clusters_of(program.target)) for steps in launches]
+    wide = [by_threads(program, steps, one_cluster.clusters_of(program.target)) for steps in launches]
     taking = [launch_cost([step.plan for step in steps], program.target).time_us for steps in launches]
     # of the first so many launches: the least time, and how they are launched
     best: list[tuple[float, tuple[Step, ...]]] = [(0.0, ())]
@@ -123,7 +122,7 @@ def in_one_cluster(program: ProgramPlan) -> ProgramPlan:
         for start in range(end - 2, -1, -1):
             if not all(short[start:end]):
                 break
-            for one in ways(launches[start:end], short[start:end], shares[start:end]):
+            for one in ways(launches[start:end], short[start:end], wide[start:end]):
                 time, steps = best[start]
                 cost = turn_cost(one).time_us
                 found = min(found, (time + cost + FEWER_US - early, (*steps, *one)), key=lambda pair: pair[0])
@@ -132,11 +131,12 @@ def in_one_cluster(program: ProgramPlan) -> ProgramPlan:
 
 
 def ways(
-    launches: Sequence[Sequence[Step]], short: Sequence[ByThreads], shares: Sequence[ByThreads]
+    launches: Sequence[Sequence[Step]], short: Sequence[ByThreads], wide: Sequence[ByThreads]
 ) -> Iterator[tuple[Step, ...]]:
-    """These steps as one launch: by one cluster, and with the rows of the first ones shared out."""
-    for shared_out in range(shared.following(launches, shares) + 1):
-        if (one := together(launches, (*shares[:shared_out], *short[shared_out:]), shared_out)) is not None:
+    """These steps as one launch: by one cluster, whose plans are the `short` ones, and with the rows of the first ones
+    shared out to many, whose plans are the `wide` ones."""
+    for shared_out in range(shares.following(launches, wide) + 1):
+        if (one := together(launches, (*wide[:shared_out], *short[shared_out:]), shared_out)) is not None:
             yield one
 
 
@@ -158,10 +158,10 @@ def by_threads(program: ProgramPlan, steps: Sequence[Step], clusters: int = 1) -
     for plan in plans:
         if one_cluster.obstacle([plan]) or not streams(plan):
             continue
-        if clusters > 1 and shared.rows_of_block(plan) is None:
+        if clusters > 1 and shares.rows_of_block(plan) is None:
             continue
         own = one_cluster.on(program.target, plan, step.plan.cost.floor_us)
-        time = one_cluster.step_us(own, shared.rows_each([own]) if clusters > 1 else 0)
+        time = one_cluster.step_us(own, shares.rows_each([own]) if clusters > 1 else 0)
         if plan.threads not in found or time < found[plan.threads][0]:
             found[plan.threads] = time, own
     return {threads: plan for threads, (_, plan) in found.items()}
@@ -180,8 +180,8 @@ def together(
     found: tuple[float, tuple[Step, ...]] | None = None
     for threads in sorted(set(plans[0]).intersection(*plans[1:])):
         own = [each[threads] for each in plans]
-        rows = shared.rows_each(own[:shared_out]) if shared_out else 0
-        if one_cluster.obstacle(own) or shared.obstacle(own[:shared_out], rows):
+        rows = shares.rows_each(own[:shared_out]) if shared_out else 0
+        if one_cluster.obstacle(own) or shares.obstacle(own[:shared_out], rows):
             continue
         time = one_cluster.cost_in_turn(own, shared_out, rows).time_us
         if found is None or time < found[0]:
@@ -210,7 +210,7 @@ def one_cluster_as(program: ProgramPlan, large: ProgramPlan) -> ProgramPlan | No
             alike = [p for p in found if (p.rule, p.threads) == (step.plan.rule, step.plan.threads)]
             alike = [plan for plan in alike if not one_cluster.obstacle([plan])]
             if step.share:
-                alike = [plan for plan in alike if not shared.obstacle([plan], step.share)]
+                alike = [plan for plan in alike if not shares.obstacle([plan], step.share)]
             if not alike:
                 return None
             same = (plan for plan in alike if plan.configuration == step.plan.configuration)

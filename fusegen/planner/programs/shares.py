@@ -60,24 +60,21 @@ def row_by_row(plan: Plan, tensor: str) -> bool:
     )
 
 
-def following(launches: Sequence[Sequence[Step]], shares: Sequence[Mapping[int, Plan]]) -> int:
-    """How many of the first steps can be shared out: each makes a row of what those before it made of that row."""
-    written: dict[str, tuple[Step, Binding]] = {}
-    for place, ((step, *_), plans) in enumerate(zip(launches, shares, strict=True)):
-        first = launches[0][0]
-        if not plans or rows_of(step) != rows_of(first):
+def following(launches: Sequence[Sequence[Step]], plans: Sequence[Mapping[int, Plan]]) -> int:
+    """How many of the first steps can be shared out: each makes a row of what those before it made of that row.
+    `plans`: of each, those of clusters that share rows out."""
+    written: dict[str, tuple[int, Binding]] = {}
+    for place, (step, *_) in enumerate(launches):
+        if not plans[place] or rows_of(step) != rows_of(launches[0][0]):
             return place
-        for binding in step.reads:
-            if binding.base not in written:
+        for read in step.reads:
+            if read.base not in written:
                 continue
-            earlier, made = written[binding.base]
-            if binding.view is not None or made.view is not None:
+            earlier, made = written[read.base]
+            ends = [(place, read), (earlier, made)]
+            if any(b.view is not None or not all(row_by_row(p, b.tensor) for p in plans[n].values()) for n, b in ends):
                 return place
-            own = all(row_by_row(plan, binding.tensor) for plan in plans.values())
-            others = shares[[each[0] for each in launches].index(earlier)].values()
-            if not own or not all(row_by_row(plan, made.tensor) for plan in others):
-                return place
-        written |= {binding.base: (step, binding) for binding in step.writes}
+        written |= {binding.base: (place, binding) for binding in step.writes}
     return len(launches)
 
 

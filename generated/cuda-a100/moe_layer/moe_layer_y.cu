@@ -2,7 +2,7 @@
 // y of moe_layer.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     32 x 64 tiles of 1 warps, slices of 64 in a ring of 3; each of rows of one of 64 groups
+// tile     32 x 64 tiles of 1 warp, slices of 64 in a ring of 3; each of rows of one of 64 groups
 // traffic  274.7 MB moved, 274.7 MB ideal, 274.7 MB with products apart, 283.1 MB unfused in 2 launches
 // floor    134.7 us at 2.039 TB/s; memory-bound at 15.63 flop/B
 // rounding y to bf16 when stored; f32 between

@@ -690,8 +690,8 @@ __device__ __forceinline__ void part_c(
 
 }  // namespace step_c
 
-// the word in which clusters are counted that have done their share, with none of them: what its upper bits are says
-// that it is such a word, and not what that memory held before
+// clusters that have done their share are counted in one word. This is the word before any has: its upper bits tell it
+// from whatever else that memory may hold at first
 constexpr unsigned long long none_arrived = 0x234633e5e8b00000ull;
 constexpr unsigned long long most_arrived = 0xfffff;
 
