@@ -173,14 +173,16 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(u32 allowed);
 
-// --- tensor memory: allocated, loaded and given back by whole warps, written by the products of one thread
+// --- tensor memory: allocated, loaded and given back by whole warps, written by the products of one thread; `pair`: of
+// both blocks of a pair (.cta_group::2)
 enum class TensorKind : u32 { f16, tf32, f8f6f4, i8 };
-void tensor_alloc(u64 place, u32 columns, int line);  // the address goes to that place in the window
-void tensor_dealloc(u32 address, u32 columns, int line);
-void tensor_relinquish();
+void tensor_alloc(bool pair, u64 place, u32 columns, int line);  // the address goes to that place in the window
+void tensor_dealloc(bool pair, u32 address, u32 columns, int line);
+void tensor_relinquish(bool pair);
 void tensor_fence(bool after);  // tcgen05.fence::after_thread_sync, or ::before_thread_sync
-void tensor_mma(TensorKind kind, u32 to, u64 a, u64 b, u32 instruction, bool adds, int line);
-void tensor_commit(u64 mbarrier, int line);
+void tensor_mma(bool pair, TensorKind kind, u32 to, u64 a, u64 b, u32 instruction, bool adds, int line);
+// Arrives at that mbarrier, or at the same place of each of `blocks`, where that is not 0.
+void tensor_commit(bool pair, u64 mbarrier, u32 blocks, int line);
 void tensor_load_registers(u32 count, u32 address, void** registers, int line);  // .16x256b: of 8 columns each
 void tensor_wait_loads(int line);
 
@@ -214,8 +216,8 @@ bool mbarrier_wait(u64 address, u32 parity, int line);  // true, when the phase 
 void bulk_load(u64 to, const void* from, u32 bytes, u64 mbarrier, int line);
 void bulk_store(void* to, u64 from, u32 bytes, int line);
 // Of a box of a tensor, at coordinates with the contiguous axis first; into every block of `blocks`, or if that is 0,
-// into the block of the address.
-void tensor_load(u64 to, u64 map, const u64* coordinates, u32 rank, u64 mbarrier, u32 blocks, int line);
+// into the block of the address. `pair`: the mbarrier may be the other block's of a pair.
+void tensor_load(u64 to, u64 map, const u64* coordinates, u32 rank, u64 mbarrier, u32 blocks, bool pair, int line);
 void tensor_store(u64 map, const u64* coordinates, u32 rank, u64 from, int line);
 void commit_bulk_stores();
 void wait_bulk_stores(u32 allowed, bool only_read);

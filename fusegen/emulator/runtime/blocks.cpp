@@ -37,6 +37,9 @@ void Worker::report_deadlock() {
     if (fiber->named_barrier) {
       fail_at_named_barrier(*fiber);
     }
+    if (fiber->tensor_call) {
+      fail_at_tensor_call(*fiber);
+    }
   }
   if (!blocked.empty()) {
     fail_at_cluster_barrier(*blocked.front());
@@ -99,11 +102,13 @@ void Worker::begin_block(Block& block, u64 linear) {
     fiber.named_barrier = nullptr;
     fiber.wants_registers = false;
     fiber.at_cluster_barrier = false;
+    fiber.tensor_call = 0;
     fiber.cluster_arrivals = 0;
     fiber.cluster_waits = 0;
   }
   Critical critical;
   block.tensor_memory.reset();
+  block.tensor_calls.clear();
   block.warpgroups.clear();
   for (u32 first = 0; first < block.fibers.size(); first += warpgroup_threads) {
     block.warpgroups.emplace_back().first_thread = first;
@@ -123,6 +128,7 @@ void Worker::run_cluster(u64 linear) {
     tiles.clear();
   }
   idle_polls = 0;
+  tensor_now = 1;
   cluster_arrived = 0;
   cluster_completed = 0;
   for (Block& block : blocks) {

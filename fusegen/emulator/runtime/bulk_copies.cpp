@@ -77,7 +77,11 @@ static void land(const BulkLoad& load) {
       land(each);
       checker_end_plain_load(each, load.mbarrier);
     }
-    arrive_once(load.mbarrier, copy.site);
+    if (load.of_commit) {
+      arrive_of_commit(load.mbarrier, copy.site);
+    } else {
+      arrive_once(load.mbarrier, copy.site);
+    }
     return;
   }
   transfer(copy);
@@ -112,9 +116,10 @@ void issue_load(const BulkLoad& load) {
   worker->loads.push_back(load);
 }
 
-static void issue(const Copy& copy, u64 to, u64 mbarrier) {
-  if ((to ^ mbarrier) >> window_rank_shift) {
-    fail_at(Fault::mbarrier, copy.site, 0, "a bulk copy into one block, counted by an mbarrier of another");
+static void issue(const Copy& copy, u64 to, u64 mbarrier, bool pair = false) {
+  if ((to ^ mbarrier) >> window_rank_shift > u64{pair}) {
+    fail_at(Fault::mbarrier, copy.site, 0, "a bulk copy into one block, counted by an mbarrier of another%s",
+            pair ? ", which is not of its pair" : "");
   }
   BulkLoad load{copy, mbarrier_at(mbarrier, true, copy.site)};
   checker_use_mbarrier(load.mbarrier, copy.site);
@@ -130,14 +135,14 @@ void bulk_load(u64 to, const void* from, u32 bytes, u64 mbarrier, int line) {
         mbarrier);
 }
 
-void tensor_load(u64 to, u64 map, const u64* coordinates, u32 rank, u64 mbarrier, u32 blocks, int line) {
+void tensor_load(u64 to, u64 map, const u64* coordinates, u32 rank, u64 mbarrier, u32 blocks, bool pair, int line) {
   const void* site = __builtin_return_address(0);
   current_fiber()->line = line;
   require_multiple_of_128(to, site);
   const Tile* tile = tile_at(map, coordinates, rank, site);
   const u32 bytes = tile->bytes();
   if (blocks == 0) {
-    issue({from_shared_window(to, site), nullptr, bytes, bytes, 0, false, false, site, tile}, to, mbarrier);
+    issue({from_shared_window(to, site), nullptr, bytes, bytes, 0, false, false, site, tile}, to, mbarrier, pair);
   }
   FOR_EACH_LANE(block, blocks) {  // the same places in each of them
     const u64 there = map_window_rank(to, static_cast<u32>(block));

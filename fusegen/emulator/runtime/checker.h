@@ -104,6 +104,13 @@ struct Meeting {
   Stamp made;    // of an mbarrier: by whom, and when
 };
 
+// Of a commit, at one of its mbarriers: what its thread knew, and the work that it waits for.
+struct Arrival {
+  Known known;
+  u32 reader;
+  u32 phase;
+};
+
 struct Join {
   Known left;
   Known right;
@@ -118,7 +125,8 @@ struct Clocks {
   std::unordered_set<u32> plain_copiers;  // of the authors, the copies by cp.async that mbarriers count
   Clock fenced_mbarriers;            // and it or fence.mbarrier_init behind what mbarriers an author has made
   std::unordered_map<const void*, Meeting> meetings;
-  std::unordered_map<const void*, std::deque<Known>> commits;  // that have not arrived: what their threads knew
+  std::unordered_map<const void*, std::deque<Known>> commits;  // that have not landed: what their threads knew
+  std::unordered_map<const void*, std::deque<Arrival>> arrivals;  // that are still to come, by mbarrier
   std::vector<std::vector<Stamp>> readers;  // of cells, where there are several
   std::vector<u32> free_readers;
   Known latest_fenced;  // what `fenced` has been joined with last

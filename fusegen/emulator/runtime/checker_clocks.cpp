@@ -152,6 +152,7 @@ void clocks_begin_cluster(Checker& checker, u32 threads) {
   all.threads.assign(threads, ThreadOrder{checker.phase, nullptr});
   all.meetings.clear();
   all.commits.clear();
+  all.arrivals.clear();
   all.fenced.clear();
   all.fenced_mbarriers.clear();
   all.plain_copiers.clear();
@@ -454,19 +455,30 @@ void checker_commit(const Fiber& fiber, const void* reader) {
   clocks().commits[reader].push_back(clocks().threads[author_of(fiber)].known);
 }
 
-void checker_tell(const void* mbarrier, const void* reader, u32 phase) {
+void checker_tell(const void* mbarrier, const void* reader, u32 phase, bool last) {
   if (!worker->checker->clocks) {
     return;
   }
   Critical critical;
   std::deque<Known>& commits = clocks().commits[reader];
-  const u32 author = meeting_at(reader).author;
-  Meeting& meeting = meeting_at(mbarrier);
-  if (commits.front()) {
-    join(meeting.given, *commits.front());
+  clocks().arrivals[mbarrier].push_back({commits.front(), meeting_at(reader).author, phase});
+  if (last) {
+    commits.pop_front();
   }
-  commits.pop_front();
-  learn(meeting.given, author, phase + 1);
+}
+
+void checker_told(const void* mbarrier) {
+  if (!worker->checker->clocks) {
+    return;
+  }
+  Critical critical;
+  std::deque<Arrival>& arrivals = clocks().arrivals[mbarrier];
+  Meeting& meeting = meeting_at(mbarrier);
+  if (arrivals.front().known) {
+    join(meeting.given, *arrivals.front().known);
+  }
+  learn(meeting.given, arrivals.front().reader, arrivals.front().phase + 1);
+  arrivals.pop_front();
 }
 
 void clocks_remember_copied(Cell& cell, const Stamp& read) {

@@ -6,9 +6,9 @@
 
 namespace simt {
 
-static TensorStamps& stamps_of(u32 column) {
+static TensorStamps& stamps_of(u32 rank, u32 column) {
   Checker& checker = *worker->checker;
-  const u64 at = u64{block_of(*current_fiber()).rank} * tensor_columns + column;
+  const u64 at = u64{rank} * tensor_columns + column;
   if (checker.tensor.size() <= at) {
     Critical critical;
     checker.tensor.resize(worker->blocks.size() * tensor_columns);
@@ -18,12 +18,12 @@ static TensorStamps& stamps_of(u32 column) {
 
 static bool of_this_cluster(const Stamp& stamp) { return stamp.phase >= worker->checker->first_phase && stamp.phase; }
 
-void checker_tensor_write(u32 column, const void* site) {
+void checker_tensor_write(u32 rank, u32 column, const void* site) {
   if (!worker->checker->clocks) {
     return;
   }
   const Fiber& fiber = *current_fiber();
-  TensorStamps& found = stamps_of(column);
+  TensorStamps& found = stamps_of(rank, column);
   const Stamp now = clocks_stamp(fiber, offset_of_site(site));
   const bool own = found.writer == now.who;  // one thread's products come in order
   if (of_this_cluster(found.write) && !own && !clocks_ordered(found.write, fiber)) {
@@ -45,11 +45,11 @@ void checker_tensor_write(u32 column, const void* site) {
   found.writer = now.who;
 }
 
-void checker_tensor_landed(u32 column, const void* reader, u32 phase) {
+void checker_tensor_landed(u32 rank, u32 column, const void* reader, u32 phase) {
   if (!worker->checker->clocks) {
     return;
   }
-  TensorStamps& found = stamps_of(column);
+  TensorStamps& found = stamps_of(rank, column);
   found.write = {phase, clocks_copier(reader), found.write.site};
 }
 
@@ -58,7 +58,7 @@ void checker_tensor_read(u32 column, u32 quarter, bool first, const void* site) 
     return;
   }
   const Fiber& fiber = *current_fiber();
-  TensorStamps& found = stamps_of(column);
+  TensorStamps& found = stamps_of(block_of(fiber).rank, column);
   if (of_this_cluster(found.write) && !clocks_ordered(found.write, fiber)) {
     fail_at(Fault::race, site, found.write.site & site_mask,
             "tcgen05.ld reads column %u of tensor memory, and this thread has not waited for the tcgen05.mma that writes it",

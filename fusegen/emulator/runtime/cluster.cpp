@@ -123,7 +123,7 @@ u64 map_window_rank(u64 address, u32 rank) {
   const void* site = __builtin_return_address(0);
   from_shared_window(address, site);
   block_at(rank, site);
-  return (u64{rank} + 1) << window_rank_shift | (address & ((u64{1} << window_rank_shift) - 1));
+  return window_base(rank) | (address & ((u64{1} << window_rank_shift) - 1));
 }
 
 }  // namespace simt

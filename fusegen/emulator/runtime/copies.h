@@ -26,6 +26,7 @@ struct BulkLoad {
   u64* mbarrier;
   std::vector<Copy> earlier = {};
   bool arrives = false;
+  bool of_commit = false;  // the arrival of a tcgen05.commit in another block
 };
 
 struct CopyQueue {

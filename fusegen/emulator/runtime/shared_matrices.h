@@ -15,11 +15,10 @@ inline u64 bits_of(u64 descriptor, u32 low, u32 bits) { return descriptor >> low
 template <class Visit>
 void for_each_chunk(const SharedMatrix& matrix, const void* site, Visit visit) {
   const MatrixLayout& layout = matrix.layout;
-  const u64 rank = block_of(*current_fiber()).rank;
   auto visit_at = [&](u64 offset, u32 row, u32 depth) {
     u64 address = layout.start + offset;
     address ^= (address >> 7 & layout.permute) << 4;
-    const u64 in_window = (rank + 1) << window_rank_shift | (address & 0x3ffff);
+    const u64 in_window = window_base(matrix.block) | (address & 0x3ffff);
     visit(from_shared_window(in_window, site), row, depth);
   };
   const u32 chunks = layout.span / 16;

@@ -93,8 +93,7 @@ bool shared_memory_holds(const Block& block, const void* address) {
 u64 shared_window(const void* address) {
   for (const Block& block : worker->blocks) {
     if (shared_memory_holds(block, address)) {
-      return (u64{block.rank} + 1) << window_rank_shift |
-             static_cast<u64>(static_cast<const char*>(address) - block.window);
+      return window_base(block.rank) | static_cast<u64>(static_cast<const char*>(address) - block.window);
     }
   }
   fail_at(Fault::out_of_bounds, __builtin_return_address(0), 0, "%p is no address in shared memory", address);
@@ -102,7 +101,7 @@ u64 shared_window(const void* address) {
 
 char* from_shared_window(u64 address, const void* site) {
   const std::vector<Block>& blocks = worker->blocks;
-  u64 rank = (address >> window_rank_shift) - 1;
+  u64 rank = (address >> window_rank_shift) - 2;
   u64 offset = address & ((u64{1} << window_rank_shift) - 1);
   if (rank >= blocks.size() || offset + largest_shared_alignment > blocks[rank].memory.size()) {
     fail_at(Fault::out_of_bounds, site, 0,

@@ -1,9 +1,11 @@
-// Blackwell's tensor memory: its allocation, tcgen05.mma into it by one thread, tcgen05.commit onto an mbarrier, and
-// tcgen05.ld by a warp into registers.
+// Blackwell's tensor memory: tcgen05.mma into it by one thread, tcgen05.commit onto mbarriers, and tcgen05.ld by a warp
+// into registers. How it is allocated is tensor_allocation.cpp's.
+//
+// A product of a pair (.cta_group::2) is one thread's of the even block, and reads and writes both blocks' memory.
 //
 // A product lands at once in the plain schedule. In an adversarial one it does, with what it reads of shared memory, when
 // a commit behind it arrives, which is when no thread can run without; and a load reads when its warp waits for it,
-// until which the registers are NaN.
+// until which the registers are NaN. A commit's arrivals in other blocks are there later still, in any order.
 //
 // What must be ordered is held to in both builds as far as fences say (tcgen05.fence::before_thread_sync behind a load,
 // ::after_thread_sync before a thread's instructions on what others had), and by clocks in the checking build
@@ -17,7 +19,7 @@
 
 namespace simt {
 
-static TensorMemory& tensor_memory_of(Block& block) {
+TensorMemory& tensor_memory_of(Block& block) {
   if (!block.tensor_memory) {
     Critical critical;
     block.tensor_memory = std::make_unique<TensorMemory>();
@@ -25,138 +27,32 @@ static TensorMemory& tensor_memory_of(Block& block) {
   return *block.tensor_memory;
 }
 
-static Block& own_block() { return block_of(*current_fiber()); }
+Block& peer_of(Block& block, const char* what, const void* site) {
+  const u32 peer = block.rank ^ 1;
+  if (peer >= worker->blocks.size()) {
+    fail_at(Fault::tensor, site, 0, "%s of a pair of blocks, in a launch whose clusters have no other block for this one",
+            what);
+  }
+  return worker->blocks[peer];
+}
 
-// --- allocation, by a whole warp
+void require_group(Block& block, bool pair, const char* what, const void* site) {
+  u32& group = tensor_memory_of(block).group;
+  const u32 wanted = pair ? 2 : 1;
+  if (group && group != wanted) {
+    fail_at(Fault::tensor, site, 0, "%s with .cta_group::%u, behind instructions with .cta_group::%u: a kernel has one", what,
+            wanted, group);
+  }
+  group = wanted;
+}
 
-struct TensorAllocation {
-  u64 place;  // of shared memory, where the address goes; or the address
-  u32 columns;
-  const void* site;
-};
-
-static void require_tensor_warp(u64 lanes, const char* what, const void* site) {
+void require_tensor_warp(u64 lanes, const char* what, const void* site) {
   if (lanes != 0xffffffffu || worker->launch->request.warp != 32) {
     fail_at(Fault::divergent_warp, site, 0, "%s by lanes %#llx of a warp; it takes all 32", what, lanes);
   }
 }
 
-static TensorAllocation agreed_allocation(void** slots, u64 lanes, const char* what) {
-  const TensorAllocation first = *static_cast<TensorAllocation*>(slots[lowest_lane(lanes)]);
-  require_tensor_warp(lanes, what, first.site);
-  FOR_EACH_LANE(lane, lanes) {
-    const auto& other = *static_cast<TensorAllocation*>(slots[lane]);
-    if (other.place != first.place || other.columns != first.columns) {
-      fail_at(Fault::divergent_warp, first.site, 0, "the lanes of a warp give %s different operands", what);
-    }
-  }
-  const u32 columns = first.columns;
-  if (columns < tensor_unit || columns > tensor_columns || (columns & (columns - 1))) {
-    fail_at(Fault::tensor, first.site, 0, "%s of %u columns; 32, 64, 128, 256 and 512 are possible", what, columns);
-  }
-  return first;
-}
-
-// The first columns in reach that are free, or in an adversarial schedule the last.
-static u32 tensor_place_for(const TensorMemory& memory, u32 columns) {
-  const u32 places = tensor_columns / columns;
-  for (u32 i = 0; i < places; ++i) {
-    const u32 first = (worker->adversarial ? places - 1 - i : i) * columns;
-    bool free = true;
-    for (u32 column = first; column < first + columns; column += tensor_unit) {
-      free = free && !memory.allocated(column);
-    }
-    if (free) {
-      return first;
-    }
-  }
-  return tensor_columns;
-}
-
-static void allocate_lanes(void** slots, u64 lanes) {
-  const TensorAllocation wanted = agreed_allocation(slots, lanes, "tcgen05.alloc");
-  Block& block = own_block();
-  TensorMemory& memory = tensor_memory_of(block);
-  if (memory.relinquished) {
-    fail_at(Fault::tensor, wanted.site, 0,
-            "tcgen05.alloc in a block that has given up its right to it by tcgen05.relinquish_alloc_permit");
-  }
-  const u32 first = tensor_place_for(memory, wanted.columns);
-  if (first == tensor_columns) {
-    fail_at(Fault::tensor, wanted.site, 0,
-            "tcgen05.alloc of %u columns waits for ever: the block itself has the others", wanted.columns);
-  }
-  {
-    Critical critical;
-    memory.cells.resize(tensor_lanes * tensor_columns);
-  }
-  for (u32 column = first; column < first + wanted.columns; ++column) {
-    memory.owner[column / tensor_unit] = first + 1;
-    memory.columns[column] = TensorColumn{};
-    for (u32 lane = 0; lane < tensor_lanes; ++lane) {
-      memory.cell(lane, column) = 0x7fffffffu;  // NaN
-    }
-  }
-  memory.sizes[first / tensor_unit] = wanted.columns;
-  char* place = from_shared_window(wanted.place, wanted.site);
-  if (reinterpret_cast<uintptr_t>(place) % 4) {
-    fail_at(Fault::misaligned, wanted.site, 0, "tcgen05.alloc writes to %#llx, which is no multiple of 4", wanted.place);
-  }
-  checker_write(place, 4, wanted.site);
-  std::memcpy(place, &first, sizeof first);
-}
-
-void tensor_alloc(u64 place, u32 columns, int line) {
-  TensorAllocation wanted{place, columns, __builtin_return_address(0)};
-  warp_collect(0xffffffffu, &wanted, allocate_lanes, line);
-}
-
-static void deallocate_lanes(void** slots, u64 lanes) {
-  const TensorAllocation given = agreed_allocation(slots, lanes, "tcgen05.dealloc");
-  const u32 first = static_cast<u32>(given.place);
-  TensorMemory& memory = tensor_memory_of(own_block());
-  if (first % tensor_unit || first >= tensor_columns || memory.owner[first / tensor_unit] != first + 1 ||
-      memory.sizes[first / tensor_unit] != given.columns) {
-    fail_at(Fault::tensor, given.site, 0, "tcgen05.dealloc of %u columns at %#x, which tcgen05.alloc has not given",
-            given.columns, first);
-  }
-  for (u32 column = first; column < first + given.columns; ++column) {
-    const TensorColumn& found = memory.columns[column];
-    if (found.under_way) {
-      fail_at(Fault::race, given.site, 0,
-              "tcgen05.dealloc of column %u, which a tcgen05.mma that nobody has waited for may still be writing", column);
-    }
-    checker_tensor_write(column, given.site);
-  }
-  for (u32 column = first; column < first + given.columns; column += tensor_unit) {
-    memory.owner[column / tensor_unit] = 0;
-  }
-}
-
-void tensor_dealloc(u32 address, u32 columns, int line) {
-  TensorAllocation given{address, columns, __builtin_return_address(0)};
-  warp_collect(0xffffffffu, &given, deallocate_lanes, line);
-}
-
-void tensor_relinquish() {
-  tensor_memory_of(own_block()).relinquished = true;
-}
-
-void end_tensor_memory(Block& block) {
-  if (!block.tensor_memory) {
-    return;
-  }
-  TensorMemory& memory = *block.tensor_memory;
-  for (u32 unit = 0; unit < tensor_columns / tensor_unit; ++unit) {
-    if (memory.owner[unit]) {
-      fail_for(*current_fiber(), 0, Fault::tensor,
-               "the block ends with %u columns of tensor memory allocated: tcgen05.dealloc must come first",
-               memory.sizes[memory.owner[unit] / tensor_unit]);
-    }
-  }
-  Critical critical;
-  block.tensor_memory.reset();
-}
+static u32 thread_of(const Fiber& fiber) { return block_of(fiber).rank * worker->launch->threads + fiber.linear; }
 
 // --- fences
 
@@ -169,18 +65,18 @@ static void require_no_loads(const Fiber& fiber, const char* what) {
 
 void tensor_fence(bool after) {
   Fiber& fiber = *current_fiber();
-  TensorMemory& memory = tensor_memory_of(block_of(fiber));
   if (!after) {
     require_no_loads(fiber, "the thread is at tcgen05.fence::before_thread_sync");
   }
-  (after ? fiber.tensor.after : fiber.tensor.before) = ++memory.now;
+  (after ? fiber.tensor.after : fiber.tensor.before) = ++worker->tensor_now;
 }
 
 // What others had of a column must lie before this thread's latest fence, and before one of theirs.
-static void require_fences(const TensorMemory& memory, const Fiber& fiber, u32 column, bool writes, const char* what,
+static void require_fences(const Block& block, const Fiber& fiber, u32 column, bool writes, const char* what,
                            const void* site) {
-  const TensorColumn& found = memory.columns[column];
-  if (found.product && !found.under_way && !(writes && found.writer == fiber.linear) && found.landed_at > fiber.tensor.after) {
+  const TensorColumn& found = block.tensor_memory->columns[column];
+  const bool own = writes && found.writer == thread_of(fiber);
+  if (found.product && !found.under_way && !own && found.landed_at > fiber.tensor.after) {
     fail_at(Fault::race, site, 0,
             "%s column %u, which a tcgen05.mma has written: tcgen05.fence::after_thread_sync must come behind the wait "
             "for that",
@@ -188,7 +84,7 @@ static void require_fences(const TensorMemory& memory, const Fiber& fiber, u32 c
   }
   for (u32 quarter = 0; writes && quarter < tensor_quarters; ++quarter) {
     for (const TensorReader& reader : found.readers[quarter]) {
-      const Fiber& other = block_of(fiber).fibers[reader.thread];
+      const Fiber& other = block.fibers[reader.thread];
       if (&other == &fiber) {
         continue;
       }
@@ -255,8 +151,10 @@ static Number tensor_number(TensorKind kind, u64 format, u32 instruction, const 
           "does not model: %llu", instruction, format);
 }
 
-static TensorProduct tensor_product(TensorKind kind, u32 to, u64 a, u64 b, u32 instruction, bool adds, const void* site) {
+static TensorProduct tensor_product(bool pair, TensorKind kind, u32 to, u64 a, u64 b, u32 instruction, bool adds,
+                                    const void* site) {
   const u32 m = static_cast<u32>(bits_of(instruction, 24, 5)) << 4, n = static_cast<u32>(bits_of(instruction, 17, 6)) << 3;
+  const u32 blocks = pair ? 2 : 1, step = 16 * blocks;
   const bool whole = kind == TensorKind::i8;
   if (instruction & (0xfu | 1u << 6 | 3u << 13 | 1u << 23 | 7u << 29) || bits_of(instruction, 4, 2) != (whole ? 2 : 1)) {
     fail_at(Fault::tensor, site, 0,
@@ -264,10 +162,10 @@ static TensorProduct tensor_product(TensorKind kind, u32 to, u64 a, u64 b, u32 i
             "sign changed, are",
             instruction);
   }
-  if (m != tensor_lanes || n < 16 || n > 256 || n % 16) {
+  if (m != blocks * tensor_lanes || n < step || n > 256 || n % step) {
     fail_at(Fault::tensor, site, 0,
-            "the instruction descriptor %#x asks for %u x %u; 128 rows, and 16 to 256 columns by 16, are modelled",
-            instruction, m, n);
+            "the instruction descriptor %#x asks for %u x %u; %u rows, and %u to 256 columns by %u, are modelled%s",
+            instruction, m, n, blocks * tensor_lanes, step, step, pair ? " of a pair" : "");
   }
   const Number left = tensor_number(kind, bits_of(instruction, 7, 3), instruction, site);
   const Number right = tensor_number(kind, bits_of(instruction, 10, 3), instruction, site);
@@ -280,12 +178,29 @@ static TensorProduct tensor_product(TensorKind kind, u32 to, u64 a, u64 b, u32 i
   if (to >> 16) {
     fail_at(Fault::tensor, site, 0, "tcgen05.mma of 128 rows into tensor memory at %#x: they begin at lane 0", to);
   }
-  return {to, n, {tensor_layout(a, site), m, left, turned[0]}, {tensor_layout(b, site), n, right, turned[1]}, adds, whole, site,
-          current_fiber()->linear};
+  const Fiber& fiber = *current_fiber();
+  const u32 rank = block_of(fiber).rank;
+  const MatrixLayout a_lies = tensor_layout(a, site), b_lies = tensor_layout(b, site);
+  TensorProduct product{to, n, blocks, {}, {}, adds, whole, site, fiber.linear};
+  for (u32 i = 0; i < blocks; ++i) {  // at the same place in both blocks
+    product.a[i] = {a_lies, tensor_lanes, left, turned[0], rank + i};
+    product.b[i] = {b_lies, n / blocks, right, turned[1], rank + i};
+  }
+  return product;
 }
 
-static void land(TensorMemory& memory, const TensorProduct& product) {
-  const u32 n = product.n, depth = 2 * product.a.chunk();
+template <class Visit>
+static void for_each_factor(const TensorProduct& product, Visit visit) {
+  for (u32 i = 0; i < product.blocks; ++i) {
+    visit(product.a[i]);
+    visit(product.b[i]);
+  }
+}
+
+// The sums of `block`, which multiplies its rows by all columns.
+static void land(Block& block, const TensorProduct& product) {
+  TensorMemory& memory = *block.tensor_memory;
+  const u32 n = product.n, depth = 2 * product.a[0].chunk();
   MatrixSpace& space = worker->matrices;
   {
     Critical critical;
@@ -293,8 +208,12 @@ static void land(TensorMemory& memory, const TensorProduct& product) {
     space.b.resize(depth * n);
     space.sums.assign(tensor_lanes * n, 0.0);
   }
-  read_shared_matrix(product.a, product.site, space.a.data(), depth, 1);
-  read_shared_matrix(product.b, product.site, space.b.data(), 1, n);
+  for (u32 i = 0; i < product.blocks; ++i) {
+    if (product.a[i].block == block.rank) {
+      read_shared_matrix(product.a[i], product.site, space.a.data(), depth, 1);
+    }
+    read_shared_matrix(product.b[i], product.site, space.b.data() + i * (n / product.blocks), 1, n);
+  }
   for (u32 i = 0; product.adds && i < tensor_lanes * n; ++i) {
     const u32 bits = memory.cell(i / n, product.column + i % n);
     space.sums[i] = product.whole ? static_cast<int>(bits) : static_cast<double>(__builtin_bit_cast(float, bits));
@@ -307,44 +226,90 @@ static void land(TensorMemory& memory, const TensorProduct& product) {
   }
 }
 
-void tensor_mma(TensorKind kind, u32 to, u64 a, u64 b, u32 instruction, bool adds, int line) {
-  const void* site = __builtin_return_address(0);
-  Fiber& fiber = *current_fiber();
-  Block& block = block_of(fiber);
-  fiber.line = line;
+static void land_all(Block& block, const TensorProduct& product) {
+  for (u32 i = 0; i < product.blocks; ++i) {
+    land(worker->blocks[block.rank + i], product);
+  }
+}
+
+// The product writes its columns of that block.
+static void begin_writing(Block& block, const Fiber& fiber, const TensorProduct& product, u64 number) {
+  const void* site = product.site;
   TensorMemory& memory = tensor_memory_of(block);
-  const TensorProduct product = tensor_product(kind, to, a, b, instruction, adds, site);
-  const u64 number = ++memory.issued;
-  for (u32 column = to; column < to + product.n; ++column) {
+  for (u32 column = product.column; column < product.column + product.n; ++column) {
     require_allocated(memory, column, "tcgen05.mma writes", site);
     TensorColumn& found = memory.columns[column];
-    if (found.under_way && found.writer != fiber.linear) {
+    if (found.under_way && found.writer != thread_of(fiber)) {
       fail_at(Fault::race, site, 0, "tcgen05.mma writes column %u, which another thread's may still be writing", column);
     }
-    if (adds && !found.product) {
+    if (product.adds && !found.product) {
       fail_at(Fault::uninitialised, site, 0, "tcgen05.mma adds to column %u of tensor memory, which nothing has written",
               column);
     }
-    require_fences(memory, fiber, column, true, "tcgen05.mma writes", site);
-    checker_tensor_write(column, site);
+    require_fences(block, fiber, column, true, "tcgen05.mma writes", site);
+    checker_tensor_write(block.rank, column, site);
     found.product = number;
     found.under_way = true;
-    found.writer = fiber.linear;
+    found.writer = thread_of(fiber);
     for (std::vector<TensorReader>& readers : found.readers) {
       readers.clear();
     }
   }
-  for (const SharedMatrix* matrix : {&product.a, &product.b}) {
-    for_each_chunk(*matrix, site, [&](const char* place, u32, u32) { checker_begin_read(place, "tcgen05.mma", site); });
+}
+
+void tensor_mma(bool pair, TensorKind kind, u32 to, u64 a, u64 b, u32 instruction, bool adds, int line) {
+  const void* site = __builtin_return_address(0);
+  Fiber& fiber = *current_fiber();
+  Block& block = block_of(fiber);
+  fiber.line = line;
+  require_group(block, pair, "tcgen05.mma", site);
+  if (pair) {
+    peer_of(block, "tcgen05.mma", site);
+    if (block.rank % 2) {
+      fail_at(Fault::tensor, site, 0,
+              "tcgen05.mma by the second block of a pair; the emulator models pairs whose first block multiplies");
+    }
   }
+  TensorMemory& memory = tensor_memory_of(block);
+  const TensorProduct product = tensor_product(pair, kind, to, a, b, instruction, adds, site);
+  const u64 number = ++memory.issued;
+  for (u32 i = 0; i < product.blocks; ++i) {
+    begin_writing(worker->blocks[block.rank + i], fiber, product, number);
+  }
+  for_each_factor(product, [&](const SharedMatrix& matrix) {
+    for_each_chunk(matrix, site, [&](const char* place, u32, u32) { checker_begin_read(place, "tcgen05.mma", site); });
+  });
   if (!worker->adversarial) {
-    land(memory, product);
+    land_all(block, product);
   }
   Critical critical;
   memory.products.push_back(product);
 }
 
 // --- commits
+
+// Of the columns of `memory` that products up to `last` of this block have written.
+static void end_writing(Block& block, const TensorMemory& issuing, u64 last, u32 writer, u32 phase) {
+  for (u32 column = 0; column < tensor_columns; ++column) {
+    TensorColumn& found = block.tensor_memory->columns[column];
+    if (found.under_way && found.writer == writer && found.product <= last) {
+      found.under_way = false;
+      found.landed_at = worker->tensor_now;
+      checker_tensor_landed(block.rank, column, &issuing, phase);
+    }
+  }
+}
+
+void arrive_of_commit(u64* mbarrier, const void* site) {
+  for (const Block& block : worker->blocks) {
+    if (block.live == 0 && shared_memory_holds(block, mbarrier)) {
+      fail_at(Fault::mbarrier, site, 0, "this tcgen05.commit arrives at an mbarrier of block (%u, %u, %u), which has ended",
+              block.index.x, block.index.y, block.index.z);
+    }
+  }
+  checker_told(mbarrier);
+  arrive_once(mbarrier, site);
+}
 
 static void land_first_commit(Block& block) {
   TensorMemory& memory = *block.tensor_memory;
@@ -353,39 +318,48 @@ static void land_first_commit(Block& block) {
     Critical critical;
     memory.commits.pop_front();
   }
-  ActingAs issuer(block.fibers[commit.issuer]);
+  Fiber& fiber = block.fibers[commit.issuer];
+  ActingAs issuer(fiber);
   const u32 phase = checker_next_phase(&memory);
-  ++memory.now;
+  ++worker->tensor_now;
   while (memory.issued - memory.products.size() < commit.last) {
     const TensorProduct product = memory.products.front();
     if (worker->adversarial) {
-      land(memory, product);
+      land_all(block, product);
     }
-    for (const SharedMatrix* matrix : {&product.a, &product.b}) {
-      for_each_chunk(*matrix, product.site, [&](const char* place, u32, u32) {
+    for_each_factor(product, [&](const SharedMatrix& matrix) {
+      for_each_chunk(matrix, product.site, [&](const char* place, u32, u32) {
         checker_end_read(place, &memory, product.site, phase, 1);
       });
-    }
+    });
     Critical critical;
     memory.products.pop_front();
   }
-  for (u32 column = 0; column < tensor_columns; ++column) {
-    TensorColumn& found = memory.columns[column];
-    if (found.under_way && found.product <= commit.last) {
-      found.under_way = false;
-      found.landed_at = memory.now;
-      checker_tensor_landed(column, &memory, phase);
+  for (Block& each : worker->blocks) {
+    if (each.tensor_memory) {
+      end_writing(each, memory, commit.last, thread_of(fiber), phase);
     }
   }
-  checker_tell(commit.mbarrier, &memory, phase);
-  arrive_once(commit.mbarrier, commit.site);
+  for (u64* mbarrier : commit.mbarriers) {
+    checker_tell(mbarrier, &memory, phase, mbarrier == commit.mbarriers.back());
+    if (!worker->adversarial || shared_memory_holds(block, mbarrier)) {
+      arrive_of_commit(mbarrier, commit.site);
+      continue;
+    }
+    BulkLoad arrival{};  // in another block some time later
+    arrival.copy.site = commit.site;
+    arrival.mbarrier = mbarrier;
+    arrival.arrives = arrival.of_commit = true;
+    issue_load(arrival);
+  }
 }
 
-void tensor_commit(u64 mbarrier, int line) {
+void tensor_commit(bool pair, u64 mbarrier, u32 blocks, int line) {
   const void* site = __builtin_return_address(0);
   Fiber& fiber = *current_fiber();
   Block& block = block_of(fiber);
   fiber.line = line;
+  require_group(block, pair, "tcgen05.commit", site);
   TensorMemory& memory = tensor_memory_of(block);
   for (const TensorProduct& product : memory.products) {
     if (product.issuer != fiber.linear) {
@@ -394,7 +368,17 @@ void tensor_commit(u64 mbarrier, int line) {
               "them");
     }
   }
-  const TensorCommit commit{memory.issued, fiber.linear, mbarrier_at(mbarrier, true, site), site};
+  TensorCommit commit{memory.issued, fiber.linear, {}, site};
+  {
+    Critical critical;
+    commit.mbarriers.reserve(worker->blocks.size());
+  }
+  if (blocks == 0) {
+    commit.mbarriers.push_back(mbarrier_at(mbarrier, true, site));
+  }
+  FOR_EACH_LANE(rank, blocks) {
+    commit.mbarriers.push_back(mbarrier_at(map_window_rank(mbarrier, static_cast<u32>(rank)), true, site));
+  }
   memory.committed = memory.issued;
   checker_commit(fiber, &memory);
   {
@@ -435,7 +419,7 @@ struct TensorLoad {
 static void tensor_load_lanes(void** slots, u64 lanes) {
   const TensorLoad first = *static_cast<TensorLoad*>(slots[lowest_lane(lanes)]);
   require_tensor_warp(lanes, "tcgen05.ld", first.site);
-  Block& block = own_block();
+  Block& block = block_of(*current_fiber());
   Warp& warp = warp_of(*current_fiber());
   TensorMemory& memory = tensor_memory_of(block);
   const u32 lane0 = first.address >> 16, column0 = first.address & 0xffff;
@@ -460,7 +444,7 @@ static void tensor_load_lanes(void** slots, u64 lanes) {
               column);
     }
     Critical critical;
-    found.readers[quarter].push_back({warp.first_thread, memory.now + 1});
+    found.readers[quarter].push_back({warp.first_thread, worker->tensor_now + 1});
   }
   FOR_EACH_LANE(lane, lanes) {
     Fiber& fiber = block.fibers[warp.first_thread + lane];
@@ -470,7 +454,7 @@ static void tensor_load_lanes(void** slots, u64 lanes) {
     }
     ActingAs acting(fiber);
     for (u32 column = column0; column < column0 + 8 * first.count; ++column) {
-      require_fences(memory, fiber, column, false, "tcgen05.ld reads", first.site);
+      require_fences(block, fiber, column, false, "tcgen05.ld reads", first.site);
       checker_tensor_read(column, quarter, lane == 0, first.site);
     }
     Critical critical;
@@ -482,7 +466,7 @@ static void tensor_load_lanes(void** slots, u64 lanes) {
       fiber.tensor.loads.push_back({to, lane0 + l / 4 + i / 2 % 2 * 8, column0 + i / 4 * 8 + l % 4 * 2 + i % 2});
     }
   }
-  ++memory.now;
+  ++worker->tensor_now;
 }
 
 void tensor_load_registers(u32 count, u32 address, void** registers, int line) {
@@ -492,7 +476,7 @@ void tensor_load_registers(u32 count, u32 address, void** registers, int line) {
 
 static void tensor_wait_lanes(void**, u64 lanes) {
   require_tensor_warp(lanes, "tcgen05.wait::ld", nullptr);
-  Block& block = own_block();
+  Block& block = block_of(*current_fiber());
   Warp& warp = warp_of(*current_fiber());
   TensorMemory& memory = tensor_memory_of(block);
   FOR_EACH_LANE(lane, lanes) {

@@ -186,14 +186,15 @@ static Wgmma operation_of(const Warpgroup& group) {
   operation.a_in_registers = !takes_descriptor(first);
   const WgmmaOperand* rest = first.operands + each;
   const bool told = told_how_they_lie(first.number);
+  const u32 rank = block_of(*current_fiber()).rank;
   if (operation.a_in_registers) {
     rest += 4;
   } else {
-    operation.a = {layout_of(rest->bits, first.site), 64, first.number, told && rest[5].bits != 0};
+    operation.a = {layout_of(rest->bits, first.site), 64, first.number, told && rest[5].bits != 0, rank};
     ++rest;
   }
   operation.b = {layout_of(rest[0].bits, first.site), first.n, first.other,
-                 told && rest[operation.a_in_registers ? 4 : 5].bits != 0};
+                 told && rest[operation.a_in_registers ? 4 : 5].bits != 0, rank};
   operation.adds = rest[1].bits != 0;
   const bool scaled = !is_whole(first.number);
   for (u32 i = 2; scaled && i < 4; ++i) {

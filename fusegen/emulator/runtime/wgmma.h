@@ -52,6 +52,7 @@ struct SharedMatrix {
   u32 rows;  // of A, or columns of B
   Number number;
   bool transposed;  // rows, and not the depth, are contiguous
+  u32 block;        // by its rank, in whose shared memory it lies
 
   u32 chunk() const { return of_8_bits(number) ? 16 : number == Number::tf32 ? 4 : 8; }  // elements of 16 bytes
 };

@@ -40,6 +40,7 @@ struct Fiber : ThreadView {
   NamedBarrier* named_barrier;  // it sleeps at this one, or null
   bool wants_registers;
   bool at_cluster_barrier;
+  u64 tensor_call;  // it waits for the other block of its pair to make this one, by its number from 1; or 0
   u32 cluster_arrivals;
   u32 cluster_waits;
 };
@@ -91,6 +92,7 @@ struct Block : BlockView {
 
   std::vector<Warpgroup> warpgroups;
   std::unique_ptr<TensorMemory> tensor_memory;  // none until an instruction is for it
+  std::vector<TensorCall> tensor_calls;         // that the blocks of a pair make together, so far
   NamedBarrier named[named_barriers];
   u32 free_registers = 0;  // that warps have given back, by the lane of a warp
 
@@ -160,6 +162,7 @@ struct Worker {
   std::vector<BulkLoad> loads;  // issued and not landed
   std::deque<Tile> tiles;       // of the tensor copies of this cluster
   MatrixSpace matrices;
+  u64 tensor_now = 1;  // counts what happens to the cluster's tensor memory
   u64 idle_polls = 0;  // questions to mbarriers since anything last happened
 
   u32 cluster_arrived = 0;
@@ -218,7 +221,9 @@ void clear_shared(Block& block, const Request& request);
 bool shared_memory_holds(const Block& block, const void* address);
 using PlaceName = char[160];
 void name_shared(const void* place, PlaceName& name);  // for messages; the checking build knows the variable
-constexpr u32 window_rank_shift = 24;                  // an address of the window is a block's rank + 1, and an offset
+// An address of the window is a block's rank + 2, and an offset: the bit at the shift tells the blocks of a pair apart.
+constexpr u32 window_rank_shift = 24;
+constexpr u64 window_base(u64 rank) { return (rank + 2) << window_rank_shift; }
 char* from_shared_window(u64 address, const void* site);
 
 // copies.cpp
@@ -261,8 +266,10 @@ void tell_of_warpgroup(Block& block);  // if it waits for a thread that does not
 // tensor_memory.cpp
 void end_tensor_work(const Fiber& fiber);
 void end_tensor_memory(Block& block);
+[[noreturn]] void fail_at_tensor_call(const Fiber& fiber);
 u32 tensor_commits();         // blocks with some that have not arrived
 void land_commit(u32 which);  // the first one of such a block
+void arrive_of_commit(u64* mbarrier, const void* site);
 
 // grids.cpp
 void require_waited(Launch& launch);  // at the end of a dependent launch
@@ -332,9 +339,11 @@ void checker_end_read(const char* place, const void* reader, const void* site, u
 u32 checker_next_phase(const void* reader);
 void checker_acquire_reads(const Fiber& fiber, const void* reader, u32 phase);  // and all before
 void checker_commit(const Fiber& fiber, const void* reader);             // an arrival that comes behind its work so far,
-void checker_tell(const void* mbarrier, const void* reader, u32 phase);  // which it tells who waits there of
-void checker_tensor_write(u32 column, const void* site);  // by the current thread
-void checker_tensor_landed(u32 column, const void* reader, u32 phase);
+// which it is going to tell who waits there of, once it has arrived; the `last` of its mbarriers comes last
+void checker_tell(const void* mbarrier, const void* reader, u32 phase, bool last);
+void checker_told(const void* mbarrier);  // now it has
+void checker_tensor_write(u32 rank, u32 column, const void* site);  // of that block's, by the current thread
+void checker_tensor_landed(u32 rank, u32 column, const void* reader, u32 phase);
 void checker_tensor_read(u32 column, u32 quarter, bool first, const void* site);
 void checker_touch_mbarrier(const void* place, bool initialised, const void* site);
 void checker_meet_lanes(Warp& warp, u64 lanes);                // at a __syncwarp
@@ -368,9 +377,10 @@ inline void checker_end_read(const char*, const void*, const void*, u32, u32) {}
 inline u32 checker_next_phase(const void*) { return 0; }
 inline void checker_acquire_reads(const Fiber&, const void*, u32) {}
 inline void checker_commit(const Fiber&, const void*) {}
-inline void checker_tell(const void*, const void*, u32) {}
-inline void checker_tensor_write(u32, const void*) {}
-inline void checker_tensor_landed(u32, const void*, u32) {}
+inline void checker_tell(const void*, const void*, u32, bool) {}
+inline void checker_told(const void*) {}
+inline void checker_tensor_write(u32, u32, const void*) {}
+inline void checker_tensor_landed(u32, u32, const void*, u32) {}
 inline void checker_tensor_read(u32, u32, bool, const void*) {}
 inline void checker_touch_mbarrier(const void*, bool, const void*) {}
 inline void checker_meet_lanes(Warp&, u64) {}
