@@ -285,7 +285,7 @@ linear(
         }
       }
     }
-    if (own_warp == 1 && is_elected()) {  // asks for products as slices arrive, of two accumulators by turns
+    if (own_warp == 1 && is_elected()) {  // asks for products, into two accumulators by turns
       // fields of tcgen05's shared memory descriptor (PTX ISA, "Shared memory descriptor"), distances by 16 bytes
       constexpr unsigned long long version = 1ull << 46;  // of such descriptors
       constexpr unsigned long long swizzle_128 = 2ull << 61;  // pieces of 16 bytes are XOR-swizzled by their line

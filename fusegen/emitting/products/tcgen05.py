@@ -52,34 +52,58 @@ class Tcgen05Speller(WgmmaSpeller):
     def multiplies(self) -> list[Mapping[str, Any]]:
         """The one function that asks for products."""
         atom = self.tile.atom
-        return [{"kind": atom.word, "rows": atom.rows, "cols": self.tile.cols, "k": atom.k}]
+        pair = "; each block has half of the rows, and of the right factor's columns" if self.tile.pair else ""
+        rows = atom.rows * self.tile.cluster
+        return [{"kind": atom.word, "rows": rows, "cols": self.tile.cols, "k": atom.k, "pair": pair}]
 
     @property
     def sums(self) -> str:
         return "sums"
 
+    def context(self) -> dict[str, Any]:
+        return {**super().context(), "multiplies_here": "rank == 0 && " if self.tile.pair else ""}
+
     def tensor_memory(self) -> Mapping[str, Any] | None:
         """How a warp's part of a tile's sums gets to registers: the loads, each of so many columns, a power of 2."""
         loads = list(self.loads())
+        widths = dict.fromkeys(times for _, _, times in loads)
         return {
             "columns": self.plan.tile.columns,
             "accumulators": ACCUMULATORS,
             "address": f"*reinterpret_cast<const unsigned*>(shared + barriers_at + {8 * self.plan.tile.barriers})",
             "group": f"{self.plan.tile.cols}",
-            "loads": loads,
-            "functions": [self.load_function(times) for times in dict.fromkeys(times for _, times in loads)],
+            "loads": [
+                {"cols": 8 * times, "to": f" + {at // 2}" if at else "", "from": f" + {column}" if column else ""}
+                for at, column, times in loads
+            ],
+            "given": "arrive_in(taken + 8 * own, 0)" if self.tile.pair else "arrive_at(taken + 8 * own)",
+            "functions": [self.load_function(times) for times in widths],
             "part": f"i * ({self.plan.tile.part_rows} << 16)",
             "last": self.plan.tile.parts - 1,
             "lanes": self.plan.tile.atom.warp_rows,
         }
 
-    def loads(self) -> Iterator[tuple[int, int]]:
-        """The first column of each load, and how many times 8 it brings."""
-        at, rest = 0, self.tile.cols // 8
-        while rest:
-            times = min(MOST_LOADS, 1 << rest.bit_length() - 1)
-            yield at, times
-            at, rest = at + 8 * times, rest - times
+    def loads(self) -> Iterator[tuple[int, int, int]]:
+        """Of each load the first column among the products' side by side, that in tensor memory, and how many times 8
+        it brings."""
+        for at, column, cols in self.stretches():
+            done, rest = 0, cols // 8
+            while rest:
+                times = min(MOST_LOADS, 1 << rest.bit_length() - 1)
+                yield at + done, column + done, times
+                done, rest = done + 8 * times, rest - times
+
+    def stretches(self) -> Iterator[tuple[int, int, int]]:
+        """Columns that lie next to each other among the products' and in tensor memory: there a pair's are the first
+        block's of all products, and then the second one's."""
+        plan, tile = self.plan, self.tile
+        if not tile.pair or plan.products == 1:
+            yield 0, 0, tile.cols
+            return
+        own = plan.width // tile.cluster
+        for product in range(plan.products):
+            for block in range(tile.cluster):
+                yield product * plan.width + block * own, block * (tile.cols // tile.cluster) + product * own, own
 
     def load_function(self, times: int) -> Mapping[str, Any]:
         count, letter = 4 * times, constraint_of(self.tile.atom)

@@ -376,6 +376,7 @@ class WgmmaSpeller(StoreSpeller):
             "sum": self.sum_place(),
             "first_tile": self.first_tile,
             "under_way": self.under_way(),
+            "expects": self.expects(),
             "this_tile": self.first_tile if tile.split_k > 1 else "tile",
             "tile_step": f"gridDim.x / {tile.cluster}" if tile.cluster > 1 else "gridDim.x",
             "releasing": self.releasing(),

@@ -116,8 +116,9 @@ class CopySpeller(ProductWords):
 
     def right_copies(self, output_group: OutputGroup) -> list[Mapping[str, Any]]:
         """The same of each product's right factor."""
+        own = "own_cols" if self.tile.pair else "tile_cols"
         offsets = [
-            " + " + f"{place} * " * (place > 1) + "tile_cols * line_bytes" for place in range(len(output_group.rights))
+            " + " + f"{place} * " * (place > 1) + f"{own} * line_bytes" for place in range(len(output_group.rights))
         ]
         offsets[0] = ""
         return [
@@ -126,12 +127,15 @@ class CopySpeller(ProductWords):
         ]
 
     def copy(self, operand: Operand, mn: str, extent: int, to: str, offset: str, cluster: int) -> Mapping[str, Any]:
-        """`extent` rows or columns from `mn` on; of several blocks each brings its part, to all of them."""
+        """`extent` rows or columns from `mn` on. Of several blocks each brings its part to all of them, and in a pair
+        to itself."""
         share = extent // cluster
         lines = 1 if operand.along else share // SEGMENT_LINES
         start = f"{to}{offset}"
-        if cluster > 1:
+        to_all = cluster > 1 and not self.tile.pair
+        if to_all:
             start += " + rank * (own_cols * line_bytes)"
+        if cluster > 1:
             mn += " + rank * own_cols"
         if lines > 1:
             start += f" + i * {self.size('segment_bytes')}"
@@ -146,13 +150,21 @@ class CopySpeller(ProductWords):
             coordinates.append("at.batch")
         if operand.access.group_axis is not None:
             coordinates.append("at.segment")
-        name = "copy_box_to_all" if cluster > 1 else "copy_box"
+        name = "copy_box_to_all" if to_all else "copy_box"
         self.moved.add((name, len(coordinates)))
         return {
             "call": f"{name}({start} + stage * {to}_bytes, {operand.name}_map, arrived,",
             "boxes": lines,
             "at": ", ".join(coordinates),
         }
+
+    def expects(self) -> Mapping[str, str]:
+        """How the bytes of a slice are told to the mbarrier that counts them, and where some may be under way: in a
+        pair the first block tells its own of both."""
+        call = "expect_bytes(arrived, 2 * slice_bytes);  // of both blocks" if self.tile.pair else ""
+        call = call or "expect_bytes(arrived, slice_bytes);"
+        first = "rank == 0" * self.tile.pair
+        return {"all": f"if ({first}) {call}" if first else call, "rest": f"if ({all_of(first, '!ahead')}) {call}"}
 
     # ---- rows of the left factor that an index names
 

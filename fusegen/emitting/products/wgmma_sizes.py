@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusegen.planner.products.parts import BlockScales
-from fusegen.planner.products.wgmma import SEGMENT_LINES, WgmmaPlan
+from fusegen.planner.products.wgmma import SEGMENT_LINES, WgmmaPlan, WgmmaTile
 from fusegen.planner.products.wgmma_codes import CodedTile
 
 
@@ -13,7 +13,9 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
     """Declarations; of those in `used`, only where some part of the kernel asks for them."""
     tile, also = plan.tile, set(used)
     left = "tile_rows" if tile.held_rows == tile.rows else str(tile.held_rows)
-    right = f"{len(plan.output_groups[0].rights)} * tile_cols" if len(plan.output_groups[0].rights) > 1 else "tile_cols"
+    right = "own_cols" if tile.pair else "tile_cols"
+    if (together := len(plan.output_groups[0].rights)) > 1:
+        right = f"{together} * {right}"
     placed = plan.steps > 1 or plan.slices_ahead or (plan.prologue and plan.prologue.vectors)
     tile_k = f"tile_k = {tile.slices_a_stage * plan.line}, " if placed else ""  # a single slice begins at 0
     turned = tile if isinstance(tile, CodedTile) else None
@@ -23,7 +25,7 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
         "// a tile, the slices of the depth that are summed one after another, and how many shared memory holds",
         f"constexpr int tile_rows = {tile.rows}, tile_cols = {plan.width}, {tile_k}stages = {tile.stages};",
         f"constexpr int steps = {plan.steps // tile.slices_a_stage};",
-        *(cluster(tile.cluster) if tile.cluster > 1 else []),
+        *(cluster(tile) if tile.cluster > 1 else []),
         *([f"constexpr int segments = {plan.segments.count};  // groups of rows"] if plan.segments else []),
         *grid(plan),
         *(scaled(plan.block_scales) if plan.block_scales else []),
@@ -61,10 +63,12 @@ def turning(tile: CodedTile) -> list[str]:
     ]
 
 
-def cluster(blocks: int) -> list[str]:
+def cluster(tile: WgmmaTile) -> list[str]:
+    blocks, to_all = tile.cluster, "" if tile.pair else " to all"
+    rows = "of a pair's tile" if tile.pair else "of the tiles of a cluster, one below the other"
     return [
-        f"constexpr int cluster_rows = {blocks} * tile_rows;  // of the tiles of a cluster, one below the other",
-        f"constexpr int own_cols = tile_cols / {blocks};  // that each of its blocks brings to all",
+        f"constexpr int cluster_rows = {blocks} * tile_rows;  // {rows}",
+        f"constexpr int own_cols = tile_cols / {blocks};  // that each of its blocks brings{to_all}",
     ]
 
 

@@ -7,6 +7,13 @@ columns, with room for two tiles of 256 columns. Two more groups of four warps t
 its tile's products, brings their sums to registers, gives the columns back, and makes something of the sums while the
 next tile is multiplied. Blocks are persistent.
 
+Two blocks of a cluster may be a *pair* (`cluster` = 2, `.cta_group::2`) with a tile of 256 rows. Each has 128 of them
+in its shared memory, and their sums in its tensor memory, and half of the right factor's columns: the instructions,
+which one thread of the first block asks for, read both blocks' shared memory. So a block brings and reads half as much
+of the right factor as one by itself. All copies of a slice are counted by the first block's mbarrier, and a commit
+tells both blocks. Of products that are used together each block brings half of each one's columns, so that halves of
+their sums take turns in tensor memory.
+
 What becomes of sums in registers is wgmma's: `tcgen05.ld.16x256b` brings 16 rows to a warp as wgmma leaves them. A warp
 reaches 32 lanes of tensor memory, so that it takes two such parts of a tile's 128 rows, one after the other.
 
@@ -22,18 +29,28 @@ from dataclasses import dataclass
 
 from fusegen.planner.model import Summed
 from fusegen.planner.products.wgmma import WgmmaPlan, WgmmaTile
-from fusegen.planner.tile import unusual
+from fusegen.planner.tile import LINE_BYTES, unusual
 from fusegen.targets.atoms import Atom
 
 TENSOR_COLUMNS = 512  # of 32 bits, in each lane
 LEAST_COLUMNS = 32  # that can be allocated, and any power of 2 beyond
 ACCUMULATORS = 2  # tiles whose sums are in tensor memory: one is multiplied, of the other one something is made
 LOADED_ROWS = 16  # that one load brings to a warp
+PAIR = 2  # blocks of a cluster that multiply together
 
 
 @dataclass(frozen=True, slots=True)
 class Tcgen05Tile(WgmmaTile):
     """As wgmma's by turns (`pingpong`): `rows` x `cols`, those of its output group's products side by side."""
+
+    @property
+    def pair(self) -> bool:
+        return self.cluster == PAIR
+
+    @property
+    def right_bytes(self) -> int:
+        """Of one slice of the right factors: each block of a pair has half of the columns."""
+        return self.cols // self.cluster * LINE_BYTES
 
     @property
     def parts(self) -> int:
@@ -73,6 +90,11 @@ class Tcgen05Tile(WgmmaTile):
         """Arrivals before a slice's place is free: of the commit behind its products."""
         return 1
 
+    @property
+    def takers(self) -> int:
+        """Warps that take a tile's sums, of all blocks that it is shared by."""
+        return self.atom.warps * self.cluster
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tcgen05Plan(WgmmaPlan):
@@ -86,9 +108,9 @@ class Tcgen05Plan(WgmmaPlan):
 
     @property
     def configuration(self) -> str:
-        """`tcgen05 128x256 4`: rule, tile, stages; then each choice that is not the usual one."""
+        """`tcgen05 128x256 4`: rule, a block's tile, stages; then each choice that is not the usual one."""
         t = self.tile
-        return f"{self.rule} {t.rows}x{t.cols} {t.stages}{unusual({'group': (t.group, 8)})}"
+        return f"{self.rule} {t.rows}x{t.cols} {t.stages}{unusual({'cluster': (t.cluster, 1), 'group': (t.group, 8)})}"
 
     @property
     def before_wait(self) -> str:
@@ -105,7 +127,7 @@ class Tcgen05Plan(WgmmaPlan):
             (f"{sums}u << 4", f"sums of {atom.sum_type}"),
             (f"{kind}u << 7 | {kind}u << 10", f"factors of {'tf32' if atom.word == 'tf32' else atom.factors}"),
             (f"{self.tile.cols}u / 8 << 17", "columns"),
-            (f"{atom.rows}u / 16 << 24", "rows"),
+            (f"{atom.rows * self.tile.cluster}u / 16 << 24", "rows"),
         )
 
 
@@ -115,12 +137,13 @@ FACTOR_FORMATS = {"f16": 0, "bf16": 1, "f32": 2, "u8": 0, "i8": 1}  # f32 as tf3
 
 def tiles_of_many(atom: Atom) -> tuple[Tcgen05Tile, ...]:
     """4 slices of 48 KiB, or 6 of 32, and what waits to be stored fill the 227 KiB of a block; two tiles of 256 columns
-    fill tensor memory."""
-    return tuple(
+    fill tensor memory. Pairs have tiles of 256 x 256, of which a block brings 32 KiB a slice."""
+    alone = tuple(
         Tcgen05Tile(128, cols, stages, "pingpong", group=group, atom=atom)
         for cols, stages in ((256, 4), (128, 6))
         for group in (8, 16)
     )
+    return (*alone, *(Tcgen05Tile(128, 256, 6, "pingpong", PAIR, group, atom=atom) for group in (8, 4)))
 
 
 def tiles_of_few(atom: Atom) -> tuple[Tcgen05Tile, ...]:

@@ -3,7 +3,9 @@
 The limits are those of `wgmma_cost`, whose constants are an H200's: rounds of tiles at the rate of the tensor cores,
 what two warpgroups make of the sums meanwhile, the bytes that come from DRAM, and the lines of the factors that all
 blocks take from the L2 cache. A narrow tile's left factor is read for few products: below 128 columns a slice is taken
-to need as long as with 128.
+to need as long as with 128. The tensor cores read both factors from shared memory, of which an SM has 128 bytes a cycle
+(CUDA C++ Programming Guide, "Shared Memory", 32 banks of 32 bits): for a tile of 128 x 256 in bf16 three quarters of
+that, and for 128 x 128 all of it. A pair's blocks read, and bring, half as much of the right factor.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from fusegen.planner.products.gemm_duration import L2_GBS
 from fusegen.planner.products.product_cost import floors, product_traffic
 from fusegen.planner.products.wgmma import LAUNCH_REGISTERS, WgmmaWork
 from fusegen.planner.products.wgmma_cost import (
+    CLUSTER_US,
     ISSUED_SLOTS,
     LOADED_US,
     NARROW_FACTOR,
@@ -24,14 +27,16 @@ from fusegen.planner.products.wgmma_cost import (
     START_US,
     STORED_SLOTS,
     WIDE_COLS,
+    askew,
     counted,
-    lines,
     slots,
 )
 from fusegen.planner.rows.duration import COPY_SHARE
+from fusegen.planner.tile import LINE_BYTES
 from fusegen.planner.time import overlapped
 
 RATE_SHARE = 0.8  # of the data sheet's: a guess, until a kernel has run
+SHARED_BYTES = 128  # of shared memory, that an SM reads in a cycle
 GROUPS = 2  # of warps that make something of sums, each of a tile of its own
 
 
@@ -46,17 +51,30 @@ def estimate(work: WgmmaWork) -> Cost:
         multiplying(work, *extents),
         memory / (target.dram_gbs * COPY_SHARE * 1e3),
         counted(work, *extents) * lines(work) / (L2_GBS * 1e3),
+        rounds(work, *extents) * work.steps * tile.stage_bytes / (SHARED_BYTES * SM_GHZ * 1e3),
     )
     limits = floors(target, moved, work.dtype)
     return Cost(
         traffic=moved,
         floor_us=max(limits["memory"], limits["products"]),
-        time_us=START_US + overlapped(waits, OVERLAP_EXPONENT),
+        time_us=START_US + CLUSTER_US * tile.pair + overlapped(waits, OVERLAP_EXPONENT),
         bound="compute" if limits["products"] > limits["memory"] else "memory",
         in_flight_bytes=tile.stages * tile.stage_bytes,
         registers=LAUNCH_REGISTERS,
         blocks_per_sm=1,
     )
+
+
+def rounds(work: WgmmaWork, *extents: int) -> int:
+    """Tiles that a block, or a pair, takes one after another."""
+    return -(-counted(work, *extents) // (work.target.sms // work.tile.cluster))
+
+
+def lines(work: WgmmaWork) -> float:
+    """Bytes of the factors that a tile's blocks take from the L2 cache, lines that start between sectors as more."""
+    left = work.tile.cluster * work.tile.rows * askew(work, work.left[0])
+    rights = [askew(work, found) for output_group in work.output_groups for found in output_group.rights]
+    return (left + work.width * sum(rights) / len(work.output_groups)) * LINE_BYTES * work.slices
 
 
 def multiplying(work: WgmmaWork, *extents: int) -> float:
@@ -69,8 +87,8 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
         products *= NARROW_FACTOR * WIDE_COLS / tile.cols
     issued = STORED_SLOTS + slots(work, split(work.hoisted).epilogue) / len(work.output_groups)
     made = ISSUED_SLOTS * tile.rows * work.finished * issued / (target.f32_lanes * SM_GHZ * 1e3)
-    rounds = -(-counted(work, *extents) // target.sms)
-    time = max(rounds * products + made, products + rounds * made / GROUPS)
+    turns = rounds(work, *extents)
+    time = max(turns * products + made, products + turns * made / GROUPS)
     late = any(
         found.access.strided and found.transport == "plain"
         for output_group in work.output_groups

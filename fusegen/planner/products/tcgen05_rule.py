@@ -96,15 +96,22 @@ class Tcgen05Draft(WgmmaDraft):
             return False
         if tile not in self.many and (self.rows <= FEW_ROWS or not self.few(tile)):
             return False
-        return width % LINE_ELEMENTS == 0 or all(right.along for right in self.rights.values())
+        return width // tile.cluster % LINE_ELEMENTS == 0 or all(right.along for right in self.rights.values())
 
     def cost(self, work: WgmmaWork) -> Cost:
         return estimate(work)
 
     def regime(self, tile: WgmmaTile) -> str:
         width, line = tile.cols // self.together, self.line
-        each = f"{tile.rows}x{width}" + (f" of {self.together} products" if self.together > 1 else "")
+        each = f"{tile.rows * tile.cluster}x{width}" + (f" of {self.together} products" if self.together > 1 else "")
         grouped = f"; {self.segments.text}" if self.segments else ""
+        if tile.cluster > 1:
+            return (
+                f"pairs of blocks share tiles of {each}: one thread multiplies for both, into their tensor memory; "
+                "each block has half of the rows, and brings half of the right factor's columns; two warpgroups by "
+                f"turns take its sums, a producer {tile.stages} slices of {line} ahead; persistent blocks, "
+                f"{tile.group} rows of tiles at a time{grouped}"
+            )
         return (
             f"one thread multiplies, into tensor memory; two warpgroups by turns take the sums of tiles of {each}, a "
             f"producer {tile.stages} slices of {line} ahead; persistent blocks, {tile.group} rows of tiles at a "

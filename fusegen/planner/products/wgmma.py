@@ -94,6 +94,12 @@ class WgmmaTile(ProductTile):
         return self.cluster * self.split_k
 
     @property
+    def pair(self) -> bool:
+        """Do the blocks of a cluster multiply together, of which each brings a part of the right factor's columns to
+        itself alone?"""
+        return False
+
+    @property
     def group_rows(self) -> int:
         """Rows whose sums one group of warps holds."""
         return self.rows if self.schedule == "pingpong" else max(self.atom.rows, self.rows // self.consumers)
