@@ -236,11 +236,12 @@ def emit(
     files: list[golden.File] = []
     everything = not specs  # then the folder is to hold exactly this
     named = specs or [asking.default_specs()]
-    targets = asking.ask_targets(target, all_targets or (everything and target is None))
+    kept = all_targets or (everything and target is None)
+    targets = asking.ask_targets(target, kept)
     chains = asking.ask_chains(named, sets or (), dtype)
     skipped: list[NoPlan] = []
-    with progress(len(chains) * len(targets)) as bar:
-        for pair in golden.all_emitted(chains, targets, skipped.append):
+    with progress(sum(not kept or golden.is_kept(chain, each) for each in targets for chain in chains)) as bar:
+        for pair in golden.all_emitted(chains, targets, skipped.append, kept=kept):
             bar.step(str(pair[0].path))
             files += pair
     if skipped and not files:

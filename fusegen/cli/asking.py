@@ -14,7 +14,7 @@ from fusegen.cli.showing import pass_over
 from fusegen.errors import RequestError, SpecError
 from fusegen.language.spec import Chain, load_chains
 from fusegen.language.types import DTYPES, DType
-from fusegen.targets import GOLDEN_TARGETS, Target, target
+from fusegen.targets import KEPT_TARGETS, Target, target
 
 
 def ask_chains(specs: Sequence[str], sets: Sequence[str] = (), dtype: str | None = None) -> tuple[Chain, ...]:
@@ -126,7 +126,7 @@ def ask_targets(name: str | None, every: bool) -> tuple[Target, ...]:
     """One target, or all whose sources are kept under generated/."""
     if every and name is not None:
         raise RequestError("--target and --all-targets exclude each other; drop one")
-    return tuple(map(launched, GOLDEN_TARGETS)) if every else (ask_target(name),)
+    return tuple(map(launched, KEPT_TARGETS)) if every else (ask_target(name),)
 
 
 def default_specs() -> str:

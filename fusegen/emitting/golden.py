@@ -3,6 +3,8 @@
     generated/cuda-h200/bias_gelu_residual_ln.cu
     generated/cuda-h200/bias_gelu_residual_ln_reference.py
 
+Of some targets those of a few specs are kept (`fusegen.targets.GOLDEN_SPECS`).
+
 A chain of several kernels has a folder: a file for each, the reference of the whole, and how they are launched.
 
     generated/cuda-h200/mlp/mlp_h.cu
@@ -32,7 +34,7 @@ from fusegen.language.spec import Chain, load_chains
 from fusegen.planner.products.factors import lacking
 from fusegen.planner.programs import kernels_of
 from fusegen.planner.programs.model import ProgramPlan, program_lines
-from fusegen.targets import GOLDEN_TARGETS, Target
+from fusegen.targets import GOLDEN_SPECS, KEPT_TARGETS, Target
 
 SPECS = Path("specs")
 OUT = Path("generated")
@@ -93,10 +95,17 @@ def program_files(program: ProgramPlan, folder: Path) -> Iterator[File]:
     yield File(folder / f"{program.name}{LAUNCHES}", "\n".join(line.rstrip() for line in program_lines(program)) + "\n")
 
 
+def is_kept(chain: Chain, target: Target) -> bool:
+    """Is it one of the specs whose sources are kept, where those of a few are?"""
+    return target.name not in GOLDEN_SPECS or chain.name in GOLDEN_SPECS[target.name]
+
+
 def all_emitted(
-    chains: Sequence[Chain], targets: Iterable[Target], passed_over: Callable[[NoPlan], None] | None = None
-) -> Iterator[tuple[File, ...]]:
-    """Every chain for every target. Raises RequestError when two chains would write the same file.
+    chains: Sequence[Chain], targets: Iterable[Target], passed_over: Callable[[NoPlan], None] | None = None,
+    *, kept: bool = False,
+) -> Iterator[tuple[File, ...]]:  # fmt: skip
+    """Every chain for every target, or those that are `kept`. Raises RequestError when two chains would write the same
+    file.
 
     A chain that has no plan raises NoPlan, or goes to `passed_over`, if there is one.
     """
@@ -109,6 +118,8 @@ def all_emitted(
             )
     for target in targets:
         for chain in chains:
+            if kept and not is_kept(chain, target):
+                continue
             try:
                 yield emitted(chain, target)
             except NoPlan as error:
@@ -233,14 +244,15 @@ def beyond(error: NoPlan) -> None:
         raise error
 
 
-def check(specs: Path = SPECS, out: Path = OUT, targets: Sequence[Target] = GOLDEN_TARGETS) -> tuple[Difference, ...]:
-    """How `out` differs from what `specs` emit now for `targets`; empty when they agree."""
-    return compare(flat(all_emitted(load_chains(specs), targets, beyond)), out, stale_in=targets)
+def check(specs: Path = SPECS, out: Path = OUT, targets: Sequence[Target] = KEPT_TARGETS) -> tuple[Difference, ...]:
+    """How `out` differs from what `specs` emit now for `targets`, of those that are kept; empty when they agree."""
+    return compare(flat(all_emitted(load_chains(specs), targets, beyond, kept=True)), out, stale_in=targets)
 
 
-def update(specs: Path = SPECS, out: Path = OUT, targets: Sequence[Target] = GOLDEN_TARGETS) -> Changes:
-    """Make `out` what `specs` emit now for `targets`; files of chains that are gone are removed."""
-    return write(flat(all_emitted(load_chains(specs), targets, beyond)), out, prune=targets)
+def update(specs: Path = SPECS, out: Path = OUT, targets: Sequence[Target] = KEPT_TARGETS) -> Changes:
+    """Make `out` what `specs` emit now for `targets`, of those that are kept; files of chains that are gone are
+    removed."""
+    return write(flat(all_emitted(load_chains(specs), targets, beyond, kept=True)), out, prune=targets)
 
 
 def drift(differences: Sequence[Difference], out: Path) -> Drift:

@@ -20,9 +20,11 @@ from fusegen.targets.rdna import R9700, RX7900XTX, RX9070XT, W7900
 __all__ = [
     "A100",
     "B200",
+    "GOLDEN_SPECS",
     "GOLDEN_TARGETS",
     "H100",
     "H200",
+    "KEPT_TARGETS",
     "L40S",
     "MI210",
     "MI250",
@@ -46,7 +48,15 @@ TARGETS: Mapping[str, Target] = {t.name: t for t in (*cuda.MODELS, *hip.MODELS, 
 """Every model, by name."""
 
 GOLDEN_TARGETS: tuple[Target, ...] = (H200, A100, MI300X, MI355X)
-"""The targets whose emitted sources are committed under `generated/`."""
+"""The targets whose emitted sources are committed under `generated/`, of every spec."""
+
+GOLDEN_SPECS: Mapping[str, frozenset[str]] = {
+    B200.name: frozenset({"gemm_bias_gelu", "gemm_swiglu", "grouped_swiglu", "i8_gemm", "lora"})
+}
+"""Of these targets, by name, those of a few specs, whose kernels differ in kind from other targets'."""
+
+KEPT_TARGETS: tuple[Target, ...] = (*GOLDEN_TARGETS, *map(TARGETS.__getitem__, GOLDEN_SPECS))
+"""Both."""
 
 NAMES: Mapping[str, Target] = {
     **TARGETS,

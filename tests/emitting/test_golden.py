@@ -22,12 +22,17 @@ from fusegen.language.types import size_of
 from fusegen.pipeline import Built, BuiltJoined, build, build_joined
 from fusegen.planner.products.factors import lacking
 from fusegen.planner.programs.side_by_side import JoinedPlan
-from fusegen.targets import GOLDEN_TARGETS, H200, L40S, MI300X, Target
+from fusegen.targets import B200, GOLDEN_SPECS, H200, KEPT_TARGETS, L40S, MI300X, Target
 from tests.specs import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAINS = tuple(SHIPPED.values())  # whose graphs remember their programs for all tests
-PAIRS = [(chain, gpu) for gpu in GOLDEN_TARGETS for chain in CHAINS if not lacking(chain.graph, gpu)]
+PAIRS = [
+    (chain, gpu)
+    for gpu in KEPT_TARGETS
+    for chain in CHAINS
+    if golden.is_kept(chain, gpu) and not lacking(chain.graph, gpu)
+]
 each_pair = pytest.mark.parametrize(("chain", "gpu"), PAIRS, ids=lambda each: getattr(each, "name", str(each)))
 SMALL = """
 from fusegen import chain, dims, f32
@@ -98,7 +103,7 @@ def test_no_committed_source_is_of_no_chain(request: pytest.FixtureRequest) -> N
     """Of those of a chain, `test_committed_sources_are_what_is_emitted` says which there are."""
     if request.config.getoption("--update-golden"):
         golden.update(ROOT / "specs", ROOT / "generated")
-    for gpu in GOLDEN_TARGETS:
+    for gpu in KEPT_TARGETS:
         folder = ROOT / "generated" / gpu.folder
         known = {path for chain, other in PAIRS if other is gpu for path in of_chain(chain, gpu)}
         there = {path.relative_to(ROOT / "generated") for path in folder.rglob("*") if path.is_file()}
@@ -189,6 +194,21 @@ def test_update_then_check(specs: Path, tmp_path: Path) -> None:
     assert golden.check(specs, out, (H200, MI300X)) == ()
     again = golden.update(specs, out, (H200, MI300X))
     assert (len(again.written), len(again.unchanged)) == (0, 8)
+
+
+def test_of_some_targets_few_specs_are_kept(specs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are named; others are files that no chain makes any more. One that is emitted by itself is there."""
+    assert GOLDEN_SPECS[B200.name] <= {chain.name for chain in CHAINS}
+    monkeypatch.setitem(GOLDEN_SPECS, B200.name, frozenset({"two"}))
+    golden.update(specs, tmp_path, (H200, B200))
+    assert {path.name for path in (tmp_path / B200.folder).iterdir()} == {"two.cu", "two_reference.py"}
+    assert len(list((tmp_path / H200.folder).iterdir())) == 4
+    one, *_ = load_chains(specs)
+    golden.write(golden.emitted(one, B200), tmp_path)
+    assert {d.path.name: d.kind for d in golden.check(specs, tmp_path, (H200, B200))} == {
+        "one.cu": "stale", "one_reference.py": "stale",
+    }  # fmt: skip
+    assert len(list(golden.all_emitted(load_chains(specs), (B200,)))) == 2
 
 
 def test_drift_is_found_and_named(specs: Path, tmp_path: Path) -> None:
