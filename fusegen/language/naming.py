@@ -97,6 +97,7 @@ PRODUCT_FRAME = frozenset(
     of_columns scaled_k scaled_cols
     dies by_die segment segment_end segment_of piece r Segment tiles_of begun here of_group end inside k_begin total_k
     summed InnerSegment inner_segment_of accumulators taken turn turn_parity own_sums tensor_columns instruction
+    accumulator_cols tensor_address_at
     instruction_across version commit after_thread_sync before_thread_sync load_sums_128 load_sums_64 load_sums_32
     load_sums_16 own_warp is_elected elected address widened fused worker mask col piece zeros line scales
     partial sixteen turned_at turned_cols turning selector scales_of zeros_of next_scales next_zeros its_zeros

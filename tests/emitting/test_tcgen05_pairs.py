@@ -177,7 +177,7 @@ def test_a_block_that_ends_before_its_commits_is_caught() -> None:
 
 
 OF_TWO = {
-    "halves of products in their order": ("own_sums + i * (16 << 16) + 128", "own_sums + i * (16 << 16) + 64"),
+    "halves of products in their order": ("own_sums + i * (16 << 16) + 2 * 64", "own_sums + i * (16 << 16) + 64"),
     "the second product in the first one's place": ("right + own_cols * line_bytes + stage", "right + stage"),
     "the second product as far away as alone": ("right + own_cols * line_bytes", "right + tile_cols * line_bytes"),
 }

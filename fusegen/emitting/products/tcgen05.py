@@ -18,6 +18,13 @@ SWIZZLE_128 = ("swizzle_128", "2ull << 61", "pieces of 16 bytes are XOR-swizzled
 MOST_LOADS = 16  # times 8 columns that one load brings: 64 registers
 
 
+def behind(count: int) -> str:
+    """So many sums or columns further on, counted by 64."""
+    whole, rest = divmod(count, 64)
+    terms = [f"{whole} * 64" if whole > 1 else "64"] * (whole > 0) + [str(rest)] * (rest > 0)
+    return "".join(f" + {term}" for term in terms)
+
+
 class Tcgen05Speller(WgmmaSpeller):
     """The words of one plan; `context()` is what the template sees."""
 
@@ -70,11 +77,10 @@ class Tcgen05Speller(WgmmaSpeller):
         return {
             "columns": self.plan.tile.columns,
             "accumulators": ACCUMULATORS,
-            "address": f"*reinterpret_cast<const unsigned*>(shared + barriers_at + {8 * self.plan.tile.barriers})",
-            "group": f"{self.plan.tile.cols}",
+            "barriers": self.plan.tile.barriers,
+            "cols": self.plan.tile.cols,
             "loads": [
-                {"cols": 8 * times, "to": f" + {at // 2}" if at else "", "from": f" + {column}" if column else ""}
-                for at, column, times in loads
+                {"cols": 8 * times, "to": behind(at // 2), "from": behind(column)} for at, column, times in loads
             ],
             "given": "arrive_in(taken + 8 * own, 0)" if self.tile.pair else "arrive_at(taken + 8 * own)",
             "functions": [self.load_function(times) for times in widths],

@@ -24,7 +24,7 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
     lines = [
         "// a tile, the slices of the depth that are summed one after another, and how many shared memory holds",
         f"constexpr int tile_rows = {tile.rows}, tile_cols = {plan.width}, {tile_k}stages = {tile.stages};",
-        f"constexpr int steps = {plan.steps // tile.slices_a_stage};",
+        *([f"constexpr int steps = {plan.steps // tile.slices_a_stage};"] if plan.counts_slices else []),
         *(cluster(tile) if tile.cluster > 1 else []),
         *([f"constexpr int segments = {plan.segments.count};  // groups of rows"] if plan.segments else []),
         *grid(plan),

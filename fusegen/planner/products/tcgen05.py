@@ -107,6 +107,10 @@ class Tcgen05Plan(WgmmaPlan):
         return Summed(1, 0, promote=self.promote)
 
     @property
+    def counts_slices(self) -> bool:
+        return self.steps > 1
+
+    @property
     def configuration(self) -> str:
         """`tcgen05 128x256 4`: rule, a block's tile, stages; then each choice that is not the usual one."""
         t = self.tile

@@ -431,6 +431,11 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         return self.vectors_at + self.tile.stages * vector_bytes(self.prologue)
 
     @property
+    def counts_slices(self) -> bool:
+        """Does the kernel ask how many slices a tile has? Consumers pass by those of the other one's tile."""
+        return True
+
+    @property
     def line_steps(self) -> int:
         """Instructions along a slice."""
         return self.line // self.tile.atom.k

@@ -134,7 +134,9 @@ __device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned
                :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-constexpr int tensor_columns = 512;  // of tensor memory: two accumulators' place, as a power of 2
+constexpr int accumulator_cols = 256;  // of a tile's sums in tensor memory
+constexpr int tensor_columns = 512;  // two accumulators' place there, as a power of 2
+constexpr int tensor_address_at = barriers_at + 16 * 8;  // where its address is in shared memory
 
 // what other threads did to tensor memory before they told this one comes before what it asks for behind this
 __device__ __forceinline__ void after_thread_sync() {
@@ -253,7 +255,7 @@ lora_x_times_w(
   const int own_warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (own_warp == 1) {  // tensor memory's address goes to shared memory
     asm volatile("tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%0], %1;"
-                 :: "r"(taken + 8 * 2), "r"(tensor_columns) : "memory");
+                 :: "r"(left + tensor_address_at), "r"(tensor_columns) : "memory");
     asm volatile("tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;" ::: "memory");
   }
   before_thread_sync();
@@ -261,7 +263,7 @@ lora_x_times_w(
   __cluster_barrier_arrive();
   __cluster_barrier_wait();
   after_thread_sync();
-  const unsigned accumulators = *reinterpret_cast<const unsigned*>(shared + barriers_at + 128);
+  const unsigned accumulators = *reinterpret_cast<const unsigned*>(shared + tensor_address_at);
   const int tiles_down = static_cast<int>((rows + cluster_rows - 1) / cluster_rows);
   const int tiles = tiles_down * tiles_across;
   // warpgroup 0 copies and multiplies; 1 and 2 take sums
@@ -315,7 +317,7 @@ lora_x_times_w(
       int stage = 0, turn = 0;
       unsigned parity = 0, turn_parity = 1;  // of accumulators that nothing is in
       for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
-        const unsigned sums = accumulators + turn * 256;
+        const unsigned sums = accumulators + turn * accumulator_cols;
         wait_at(taken + 8 * turn, turn_parity);  // the sums before these are in registers
         // a slice at a time: several took more registers than this group keeps
         #pragma unroll 1
@@ -343,7 +345,7 @@ lora_x_times_w(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int own = role - 1;  // which of the two this is, and its accumulator
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const unsigned own_sums = accumulators + own * 256 + (warp * 32 << 16);  // a warp reaches 32 lanes
+    const unsigned own_sums = accumulators + own * accumulator_cols + (warp * 32 << 16);  // a warp reaches 32 lanes
     const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
     unsigned parity = 0;
     int number = 0;  // of the tile, among this block's
@@ -359,7 +361,7 @@ lora_x_times_w(
         for (int i = 0; i < 2; ++i) {
           float sums[128];
           load_sums_128(sums, own_sums + i * (16 << 16));
-          load_sums_128(sums + 64, own_sums + i * (16 << 16) + 128);
+          load_sums_128(sums + 64, own_sums + i * (16 << 16) + 2 * 64);
           asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
           fence_sums(sums);
           if (i == 1) {
@@ -395,7 +397,7 @@ lora_x_times_w(
         for (int i = 0; i < 2; ++i) {
           float sums[128];
           load_sums_128(sums, own_sums + i * (16 << 16));
-          load_sums_128(sums + 64, own_sums + i * (16 << 16) + 128);
+          load_sums_128(sums + 64, own_sums + i * (16 << 16) + 2 * 64);
           asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
           fence_sums(sums);
           if (i == 1) {
@@ -451,7 +453,7 @@ lora_x_times_w(
   if (own_warp == 1) {
     after_thread_sync();
     // read anew: kept until here, it cost the sums a register
-    const unsigned address = *reinterpret_cast<const unsigned*>(shared + barriers_at + 128);
+    const unsigned address = *reinterpret_cast<const unsigned*>(shared + tensor_address_at);
     asm volatile("tcgen05.dealloc.cta_group::2.sync.aligned.b32 %0, %1;"
                  :: "r"(address), "r"(tensor_columns) : "memory");
   }
