@@ -51,7 +51,7 @@ GOLDEN_TARGETS: tuple[Target, ...] = (H200, A100, MI300X, MI355X)
 """The targets whose emitted sources are committed under `generated/`, of every spec."""
 
 GOLDEN_SPECS: Mapping[str, frozenset[str]] = {
-    B200.name: frozenset({"gemm_bias_gelu", "gemm_swiglu", "grouped_swiglu", "i8_gemm", "lora"})
+    B200.name: frozenset({"fp8_gemm", "gemm_bias_gelu", "gemm_swiglu", "grouped_swiglu", "i8_gemm", "lora"})
 }
 """Of these targets, by name, those of a few specs, whose kernels differ in kind from other targets'."""
 

@@ -259,10 +259,12 @@ FLOAT_MMA_SYNC = tuple(narrow(mma_sync(*left, k=32), *right) for left, right in 
 ADA_MMA_SYNC = (*MMA_SYNC, *WHOLE_MMA_SYNC, *FLOAT_MMA_SYNC)
 NARROW_WGMMA = tuple(narrow(warpgroup_mma(*left, k=32), *right) for left, right in (*FLOAT_PAIRS, *WHOLE_PAIRS))
 WGMMA = (*(warpgroup_mma(*each) for each in FACTORS), *NARROW_WGMMA)  # of sm_90a alone
-# of sm_100a alone. NVIDIA does not say how many bits it keeps of sums of 8-bit floats: those are mma.sync's
+# of sm_100a alone. NVIDIA does not say how many bits it keeps of sums of 8-bit floats. Who measured a B200 found f32's
+# and more: 25 bits below the leading one (deepseek-ai/DeepGEMM#176; Khattak & Mikaitis, as above)
 TCGEN05 = (
     *(tensor_memory_mma(*each) for each in ((f16, "f16", 16), (bf16, "f16", 16), (f32, "tf32", 8))),
     *(tensor_memory_mma(kind, "i8", 32) for kind, _ in WHOLES),
+    *(replace(tensor_memory_mma(left, "f8f6f4", 32), other=right) for (left, _), (right, _) in FLOAT_PAIRS),
 )
 CHAINED = (mma_by_row(f16, "f16"), mma_by_row(bf16, "bf16"))
 

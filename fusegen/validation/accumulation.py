@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ from fusegen.planner.attention.weights import WeightsPlan
 from fusegen.planner.attention.written import written_weights
 from fusegen.planner.columns.plan import ColumnsPlan, ColumnTile
 from fusegen.planner.model import Plan, ReductionKind, RowPlan, Summed
+from fusegen.planner.products.output_groups import PROMOTED
 from fusegen.planner.products.parts import ProductPlan
 from fusegen.targets.atoms import F32_BITS
 from fusegen.validation.carried import CarriedProduct, CarriedSum, Exponentials, carried, carried_sums
@@ -106,6 +107,18 @@ class PartSums:
 How = Accumulation | Multiplication | ColumnSums | PartSums | Exponentials | CarriedSum
 
 
+def in_fewest_bits(plan: ProductPlan) -> tuple[Summed, int]:
+    """How a product is summed, and in how many bits, for whatever layout: where tensor copies can't move an operand,
+    another unit of the GPU may multiply it, that keeps fewer bits of sums, and has those promoted."""
+    atom = plan.atom
+    kinds = atom.factors, atom.right_factors
+    bits = min(each.sum_bits for each in plan.target.atoms if (each.factors, each.right_factors) == kinds)
+    if bits >= atom.sum_bits:
+        return plan.summed, atom.sum_bits
+    asked = [PROMOTED if node.promote is None else node.promote for node in plan.lowered.factor_types]
+    return replace(plan.summed, promote=min(filter(None, asked), default=0)), bits
+
+
 def accumulations(plan: Plan) -> Mapping[Node, How]:
     """How `plan` makes each of its reductions and matrix products."""
     found: dict[Node, How] = dict.fromkeys(plan.lowered.parts, PartSums())
@@ -124,10 +137,10 @@ def accumulations(plan: Plan) -> Mapping[Node, How]:
             found[node] = Multiplication(dtype, tf32=False, flushes=plan.target.flushes_factors, summed=Summed())
         return {**found, **carried_sums(plan, written_weights(plan.graph))}
     if not isinstance(plan, RowPlan):
-        bits = plan.atom.sum_bits if isinstance(plan, ProductPlan) else F32_BITS
+        summed, bits = in_fewest_bits(plan) if isinstance(plan, ProductPlan) else (plan.summed, F32_BITS)
         for node, dtype in plan.lowered.factor_types.items():
             tf32 = dtype is f32 and not plan.target.multiplies_f32
-            found[node] = Multiplication(dtype, tf32, plan.target.flushes_factors, plan.summed, bits)
+            found[node] = Multiplication(dtype, tf32, plan.target.flushes_factors, summed, bits)
         for node in plan.lowered.nodes:
             if node.op.kind is Kind.GROUP:  # of a tile's columns
                 found[node] = Accumulation("sum", True, serial=node.group, levels=LEVELS, vector=1)

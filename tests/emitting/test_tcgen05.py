@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import Chain, bf16, chain, dims, f32, i8
+from fusegen import Chain, bf16, chain, dims, f8e4m3, f8e5m2, f32, i8
 from fusegen import ops as F
 from fusegen.compiling import compile_source
 from fusegen.emitting.rendering import render
@@ -24,6 +24,7 @@ from fusegen.runtime.finding import find
 from fusegen.targets import B200, TARGETS, Target
 from fusegen.targets.cuda import ARCHES
 from fusegen.validation import validate
+from fusegen.validation.accumulation import Multiplication, accumulations
 from tests.emitting import test_wgmma as hopper
 from tests.tools import needs_check
 
@@ -35,6 +36,16 @@ def whole(x: i8[M, K], w: i8[N, K], scale: f32[N]) -> f32[M, N]:
     return F.cast(x @ w.T, f32) * scale
 
 
+@chain(M=300, N=272, K=160)
+def narrow_floats(x: f8e4m3[M, K], w: f8e4m3[N, K], sx: f32[M, 1], sw: f32[N]) -> bf16[M, N]:
+    return (x @ w.T) * sx * sw
+
+
+@chain(M=300, N=272, K=160)
+def two_narrow_floats(x: f8e5m2[M, K], w: f8e4m3[N, K]) -> f32[M, N]:
+    return x @ w.T
+
+
 @chain(M=4096, N=512, K=512)
 def linear(x: bf16[M, K], w: bf16[N, K], bias: bf16[N]) -> bf16[M, N]:
     """A bias and GELU behind a product."""
@@ -43,7 +54,7 @@ def linear(x: bf16[M, K], w: bf16[N, K], bias: bf16[N]) -> bf16[M, N]:
 
 CHAINS = (
     hopper.bias_gelu, hopper.transposed, hopper.mixed, hopper.batched, hopper.gated, hopper.narrow, *hopper.SIDES[:2],
-    *hopper.TF32, whole,
+    *hopper.TF32, whole, narrow_floats, two_narrow_floats,
 )  # fmt: skip
 
 
@@ -103,6 +114,33 @@ def test_no_register_is_spilled(spec: Chain) -> None:
     except MissingError as missing:
         pytest.skip(str(missing))
     assert made.resources.spill_bytes == 0
+
+
+def test_narrow_floats_are_summed_in_f32() -> None:
+    """Those of a B200 have its bits at least: neither are they added apart, nor have they wider bounds than halves."""
+    plan = plans(narrow_floats)[0]
+    assert plan.promote == 0
+    assert not [line for line in plan.rounding if "significant bits" in line]
+    formats = {what: term for term, what in plans(two_narrow_floats)[0].instruction_fields}
+    assert formats["factors of f8e5m2 and f8e4m3"] == "1u << 7 | 0u << 10"
+
+
+@needs_check
+def test_other_layouts_of_narrow_floats_may_be_summed_in_fewer_bits() -> None:
+    """Lines that tensor copies can't move are mma.sync's, whose bounds hold for the chain."""
+    assert validate(kernel_of(plans(narrow_floats)[0]), rows=(), cases=("layout",)).ok
+    for spec, bits, promote in ((narrow_floats, 14, 128), (linear, 24, 0), (whole, 24, 0)):
+        (how,) = [h for h in accumulations(plans(spec)[0]).values() if isinstance(h, Multiplication)]
+        assert (how.bits, how.summed.promote) == (bits, promote)
+
+
+@needs_check
+def test_formats_of_the_wrong_factors_are_caught() -> None:
+    def swap(text: str) -> str:
+        assert "1u << 7 | 0u << 10" in text
+        return text.replace("1u << 7 | 0u << 10", "0u << 7 | 1u << 10")
+
+    assert not validate(kernel_of(plans(two_narrow_floats)[0], swap), rows=(129,), cases=("rows",)).ok
 
 
 @cache

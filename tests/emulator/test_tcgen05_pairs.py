@@ -163,6 +163,7 @@ LAYOUTS = [
     *(Pair("f16", 64, swizzle, across_a=True) for swizzle in SWIZZLES),
     *(Pair("f16", n) for n in (32, 96, 256)),
     Pair("tf32", 64),
+    Pair("e4m3", 64, other="e5m2"),
     Pair("s8", 64),
     Pair("u8", 32),
 ]

@@ -126,17 +126,19 @@ class Tcgen05Plan(WgmmaPlan):
         """The instruction descriptor but for how factors lie: terms of it, and what each says. PTX ISA, "Instruction
         descriptor", table 42; CUTLASS, cute/arch/mma_sm100_desc.hpp, InstrDescriptor."""
         atom = self.tile.atom
-        sums, kind = SUM_FORMATS[atom.sum_type.name], FACTOR_FORMATS[atom.factors.name]
+        kinds = [atom.factors, atom.right_factors]
+        sums, (left, right) = SUM_FORMATS[atom.sum_type.name], [FACTOR_FORMATS[kind.name] for kind in kinds]
+        named = "tf32" if atom.word == "tf32" else " and ".join(dict.fromkeys(map(str, kinds)))
         return (
             (f"{sums}u << 4", f"sums of {atom.sum_type}"),
-            (f"{kind}u << 7 | {kind}u << 10", f"factors of {'tf32' if atom.word == 'tf32' else atom.factors}"),
+            (f"{left}u << 7 | {right}u << 10", f"factors of {named}"),
             (f"{self.tile.cols}u / 8 << 17", "columns"),
             (f"{atom.rows * self.tile.cluster}u / 16 << 24", "rows"),
         )
 
 
 SUM_FORMATS = {"f32": 1, "i32": 2}
-FACTOR_FORMATS = {"f16": 0, "bf16": 1, "f32": 2, "u8": 0, "i8": 1}  # f32 as tf32
+FACTOR_FORMATS = {"f16": 0, "bf16": 1, "f32": 2, "u8": 0, "i8": 1, "f8e4m3": 0, "f8e5m2": 1}  # f32 as tf32
 
 
 def tiles_of_many(atom: Atom) -> tuple[Tcgen05Tile, ...]:
