@@ -14,6 +14,7 @@ import fusegen
 from fusegen import Chain, bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
+from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.smaller import needs_smaller, smaller
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import Target, target
@@ -133,6 +134,24 @@ def test_any_ends(of: tuple[str | Target, Fits, dict[str, int]], data: st.DataOb
     none = grouped.group_of(rows, np.array(ends)) < 0
     assert (alone[none] == 0).all()
     assert np.isnan(alone[~none].astype(float)).all()
+
+
+@pytest.mark.parametrize(("name", "groups"), [
+    (CUDA, 1), (CUDA, 32), (CUDA, 33), (CUDA, 512), (CUDA, 513), (AMD, 64), (AMD, 65), (AMD, 1025),
+])  # fmt: skip
+def test_lanes_find_any_group(name: str, groups: int) -> None:
+    """One or more groups a lane: ends that ascend, with empty groups, and any."""
+    plan = plan_for(grouped.plain, name, T=200, N=8, K=16, E=groups)
+    assert isinstance(plan, GemmPlan)
+    assert plan.groups_a_lane == -(-groups // target(name).warp)
+    made = kernel(grouped.plain, name, T=200, N=8, K=16, E=groups)
+    rng = np.random.default_rng(groups)
+    x = rng.integers(-2, 3, (200, 16)).astype(bf16.numpy)
+    w = rng.integers(-2, 3, (groups, 8, 16)).astype(bf16.numpy)
+    anywhere = rng.integers(-9, 240, groups)
+    for ends in (np.sort(rng.integers(0, 201, groups)), np.sort(anywhere), anywhere, anywhere[::-1] * 10000000):
+        want = grouped.by_definition(x, w.swapaxes(1, 2), ends.astype(np.int32)).astype(bf16.numpy)
+        assert np.array_equal(made(x, w, ends.astype(np.int32)), want)
 
 
 @pytest.mark.parametrize("name", [CUDA, AMD])

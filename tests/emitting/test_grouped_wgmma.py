@@ -144,6 +144,20 @@ def test_biases_are_those_of_each_rows_group(schedule: str) -> None:
     grouped.check_biases(kernel_of(need(grouped.biased.at(T=300, N=64, K=64), schedule, 1)))
 
 
+@pytest.mark.parametrize("schedule", ["pingpong", "cooperative"])
+@pytest.mark.parametrize("groups", [33, 64, 257])
+def test_lanes_find_any_group(groups: int, schedule: str) -> None:
+    """Several groups a lane: ends that ascend, and any."""
+    plan = need(grouped.plain.at(T=700, N=64, K=64, E=groups), schedule, 1)
+    assert plan.groups_a_lane == -(-groups // 32)
+    made, rng = kernel_of(plan), np.random.default_rng(groups)
+    x, w = (rng.integers(-2, 3, shape).astype(bf16.numpy) for shape in ((700, 64), (groups, 64, 64)))
+    anywhere = rng.integers(-9, 760, groups)
+    for ends in (np.sort(rng.integers(0, 701, groups)), anywhere):
+        want = grouped.by_definition(x, w.swapaxes(1, 2), ends.astype(np.int32)).astype(bf16.numpy)
+        assert np.array_equal(made(x, w, ends.astype(np.int32)), want)
+
+
 # ---------------------------------------------------------------- kernels that are broken
 
 BROKEN = {
@@ -151,13 +165,16 @@ BROKEN = {
     "the next group's weights": ("at.segment)", "(at.segment + 1) % segments)"),
     "the first group's weights": ("at.segment)", "0)"),
     "the producer is a tile ahead": (
-        "const Place at = place_of(tile, tiles_down, ends_ptr, rows);\n        for",
+        "const Place at = place_of(tile, tiles_down, ends_ptr, rows);\n        if",
         "const Place at = place_of(tile + gridDim.x < tiles ? tile + gridDim.x : tile, tiles_down, ends_ptr, rows);\n"
-        "        for",
+        "        if",
     ),
     "rows of no group have sums": ("at.of_group ? ", "true ? "),
-    "rows of no group have no tiles": ("return number + static_cast", "return number + 0 * static_cast"),
-    "the last group's rows are of none": ("s < segments; ++s)", "s < segments - 1; ++s)"),
+    "rows of no group have no tiles": (" + static_cast<unsigned>((rows", " + 0 * static_cast<unsigned>((rows"),
+    "the last group's rows are of none": ("s < segments ?", "s < segments - 1 ?"),
+    "a lane's first group begins at 0": ("own.begin = lane > 0 ? others_end : 0", "own.begin = 0"),
+    "tiles of the groups before are not counted": ("if (lane >= step) own.behind += other;", ""),
+    "the lane behind the tile's": ("const int from = found ? owner :", "const int from = found ? (owner + 1) % 32 :"),
     "a box lies as it is not swizzled": ("piece % 8) ^ r % 8", "piece % 8) ^ r % 4"),
     "half of a box": ("piece < 128", "piece < 64"),
     "a box is stored before all lanes are there": ("__syncwarp();  // all", "// all"),

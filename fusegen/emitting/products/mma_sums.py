@@ -298,7 +298,7 @@ class SumSpeller(GemmWords):
     def output_group(self, number: int, output_group: OutputGroup) -> Mapping[str, Any]:
         plan, vector = self.plan, output_group.vector
         places = self.own_places(output_group) if plan.run else self.shared_places(output_group)
-        guard = [*places["guard"], f"row < {self.rows_end}"]
+        guard = [*places["guard"], f"{self.tile_row()} < rows_here" if self.short else f"row < {self.rows_end}"]
         if output_group.cols % self.tile.cols:
             guard.append(f"col < {self.cols(output_group)}")
         ahead = [load for load in output_group.loads if load.when == "ahead"]

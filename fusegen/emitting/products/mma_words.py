@@ -53,6 +53,12 @@ class GemmWords(ProductWords):
         """Behind which row a tile has no more: all rows', or its group's."""
         return "segment_end" if self.plan.segments else "rows"
 
+    @property
+    def short(self) -> bool:
+        """Is the end of a tile's rows kept as how many it has? Two registers of a group's end, which are kept while
+        products are summed, had led to spills."""
+        return self.plan.segments is not None and not self.tile.persistent
+
     def cols_ragged(self) -> bool:
         """Does an output group end inside of a tile?"""
         return any(s.cols % self.tile.cols for s in self.plan.output_groups)

@@ -354,6 +354,7 @@ class WgmmaSpeller(StoreSpeller):
             },
             "index": "int",
             "segment_rows": self.band,
+            **self.segment_lanes(),
             "counts_segments": True,
             "row_reduces": [],
             "group": tile.atom.threads,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusegen.emitting.dialect import Dialect, choice
+from fusegen.emitting.dialect import UNROLL, Dialect, choice
 from fusegen.language.types import DType
 from fusegen.planner.model import Access
 from fusegen.planner.pieces import stride_name
@@ -36,6 +36,21 @@ class ProductWords(Dialect):
         self.grid = plan
         self.uses_vec = False
         self.sizes: set[str] = set()  # of those that some kernels ask for, what this one does
+
+    def segment_lanes(self) -> dict[str, object]:
+        """How the lanes of a warp find a tile's group together, where they do."""
+        lanes, warp, functions = self.grid.groups_a_lane, self.grid.target.warp, self.spelling.functions
+        if not lanes:
+            return {"groups_a_lane": 0}
+        of = self.spelling.shuffle.format
+        return {
+            "groups_a_lane": lanes,
+            "own_first": f"lane * {lanes}" if lanes > 1 else "lane",  # the lane's first group
+            **{name: functions[name][0] for name in ("shuffle_up", "ballot", "popcount")},
+            "of_lane": {name: of(name, "from", warp) for name in ("group", "row0", "end")},
+            "of_last": {name: of(f"own.{name}", warp - 1, warp) for name in ("behind", "end")},
+            "unroll_lanes": f"{UNROLL} 2",  # of more the compiler keeps all ends, and spills
+        }
 
     # ---- elements in memory
 

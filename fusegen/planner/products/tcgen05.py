@@ -117,6 +117,10 @@ class Tcgen05Plan(WgmmaPlan):
         return f"{self.rule} {t.rows}x{t.cols} {t.stages}{unusual({'cluster': (t.cluster, 1), 'group': (t.group, 8)})}"
 
     @property
+    def groups_a_lane(self) -> int:
+        return 0  # each thread that looks for a tile's group goes over all of them
+
+    @property
     def before_wait(self) -> str:
         what = "its barriers and tensor memory"
         return f"{what}{' and ' * self.reads_ahead}{self.rights_ahead}" if self.waits else ""

@@ -114,25 +114,79 @@ struct Segment {
   bool of_group;  // else its rows are of none
 };
 
-// the group of tile `number`, counted from the top. A group's rows end at ends[s], but not before the one above it ends,
-// nor behind all rows: no end is read as a place that is not there
+// of a lane's own groups, 1 side by side: where those before them end, and where all do up to the last one; and how many tiles
+// these have
+struct Own {
+  int begin, end;
+  unsigned before, behind;
+};
+
+// v of the lane so many before this one
+__device__ __forceinline__ int from_before(int v, int step) {
+  return __shfl_up(v, step);
+}
+
+// where a group's rows end: not before the one above it ends, nor behind all rows, so that no end is read as a place that
+// is not there
+__device__ __forceinline__ int end_of(const int* ends, int s, int begin, int most) {
+  const int end = s < segments ? ends[s] : 0;
+  return end < begin ? begin : end < most ? end : most;
+}
+
+// all lanes of a warp ask for theirs
+__device__ __forceinline__ Own own_segments(const int* ends, long long rows) {
+  const int most = rows < 0x7fffffff ? static_cast<int>(rows) : 0x7fffffff;
+  const int lane = threadIdx.x % 64;
+  Own own{0, 0, 0, 0};
+  own.end = end_of(ends, lane, own.end, most);
+  #pragma unroll
+  for (int step = 1; step < 64; step *= 2) {
+    const int other = from_before(own.end, step);
+    if (lane >= step && other > own.end) own.end = other;
+  }
+  const int others_end = from_before(own.end, 1);
+  own.begin = lane > 0 ? others_end : 0;
+  int begin = own.begin;
+  const int end = end_of(ends, lane, begin, most);
+  own.behind += (static_cast<unsigned>(end - begin) + tile_rows - 1) / tile_rows;
+  const unsigned own_tiles = own.behind;
+  #pragma unroll
+  for (int step = 1; step < 64; step *= 2) {
+    const unsigned other = from_before(own.behind, step);
+    if (lane >= step) own.behind += other;
+  }
+  own.before = own.behind - own_tiles;
+  return own;
+}
+
+// the group of tile `number`, counted from the top, that all lanes of a warp ask for
 __device__ __forceinline__ Segment segment_of(const int* ends, long long rows, unsigned number) {
   const int most = rows < 0x7fffffff ? static_cast<int>(rows) : 0x7fffffff;
-  Segment found{segments - 1, 0, rows, false};
-  int begin = 0;
-  unsigned before = 0;  // tiles
-  #pragma unroll 8
-  for (int s = 0; s < segments; ++s) {  // to the end, so that ends are asked for several at a time
-    const int end = ends[s] < begin ? begin : ends[s] < most ? ends[s] : most;
-    const unsigned behind = before + (static_cast<unsigned>(end - begin) + tile_rows - 1) / tile_rows;
-    if (before <= number && number < behind) {
-      found = Segment{s, begin + static_cast<long long>(number - before) * tile_rows, end, true};
-    }
-    before = behind;
-    begin = end;
+  const int lane = threadIdx.x % 64;
+  const Own own = own_segments(ends, rows);
+  int group = 0, row0 = 0, end = 0;  // of the tile, where it is the lane's
+  int begin = own.begin;
+  unsigned before = own.before;
+  const int next = end_of(ends, lane, begin, most);
+  const unsigned behind = before + (static_cast<unsigned>(next - begin) + tile_rows - 1) / tile_rows;
+  if (before <= number && number < behind) {
+    group = lane;
+    row0 = begin + static_cast<int>(number - before) * tile_rows;
+    end = next;
   }
-  if (!found.of_group) found.row0 = begin + static_cast<long long>(number - before) * tile_rows;
-  return found;
+  const bool says = own.behind <= number;
+  const auto lanes = __ballot(says);  // all whose groups lie above the tile
+  const int owner = __popcll(lanes);
+  const bool found = owner < 64;
+  if (!found && lane == 63) {  // it knows where all groups end
+    group = segments - 1;
+    row0 = own.end;
+  }
+  const int from = found ? owner : 63;
+  const unsigned over = found ? 0 : number - __shfl(own.behind, 63, 64);
+  end = __shfl(end, from, 64);
+  const long long first = __shfl(row0, from, 64) + static_cast<long long>(over) * tile_rows;
+  return Segment{__shfl(group, from, 64), first, found ? end : rows, found};
 }
 
 typedef __bf16 Half __attribute__((ext_vector_type(8)));
@@ -183,6 +237,7 @@ moe_layer_h(
   const bool of_group = here.of_group;
   const int across = tile % tiles_across;
   if (row0 >= rows) return;  // the groups need fewer tiles
+  const int rows_here = segment_end - row0 < tile_rows ? static_cast<int>(segment_end - row0) : tile_rows;
   const int col0 = across * tile_cols;
 
   // the ring of 2 slices, and what the thread brings of each
@@ -311,7 +366,7 @@ moe_layer_h(
   const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
   const long long row = row0 + m;
   const int col = col0 + n;
-  if (row < segment_end) {
+  if (m < rows_here) {
     const Vec<float, 8> tokens_times_gate_total = gathered<8>(tokens_times_gate_shared + m * sums_stride + n);
     const Vec<float, 8> tokens_times_up_total = gathered<8>(tokens_times_up_shared + m * sums_stride + n);
     Vec<__bf16, 8> h_vec;
