@@ -6,6 +6,7 @@ from fusegen import bf16, chain, dims, f32, i32
 from fusegen import ops as F
 
 M, N, K, H, R = dims("M N K H R")
+T, D, E = dims("T D E")
 
 
 @chain(M=24, N=96, K=64)
@@ -75,3 +76,12 @@ CHAINS = (
     logits_argmax, logits_topk, residual_norm, logsumexp, product_softmax, mlp, lora, two_selections, below_best,
     best_masked, side_by_side,
 )  # fmt: skip
+
+
+@chain(T=48, D=64, H=40, E=8)
+def routed(x: bf16[T, D], router: bf16[E, D], gate: bf16[E, H, D], up: bf16[E, H, D]) -> bf16[T, H]:
+    """Each token by one expert, in these' order, which kernels before find."""
+    _, experts = F.topk(x @ router.T, 1)
+    order, ends, _ = F.sort_by_group(experts, E)
+    tokens = F.gather(x, order)
+    return F.silu(F.grouped_matmul(tokens, gate.mT, ends)) * F.grouped_matmul(tokens, up.mT, ends)

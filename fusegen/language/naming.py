@@ -102,7 +102,8 @@ PRODUCT_FRAME = frozenset(
     load_sums_16 own_warp is_elected elected address widened fused worker mask col piece zeros line scales
     partial sixteen turned_at turned_cols turning selector scales_of zeros_of next_scales next_zeros its_zeros
     fetch take prepare now number widen_pair bytes nibbles share pair added there first words half within
-    copy_row arrive_with_copies look_ahead from_before own_segments Own end_of""".split()  # noqa: SIM905
+    copy_row arrive_with_copies look_ahead from_before own_segments Own end_of
+    likely likely_col ask_cache_for""".split()  # noqa: SIM905
 )
 # the same of the template for two products with a softmax between them
 ATTENTION_FRAME = frozenset(

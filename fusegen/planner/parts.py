@@ -219,12 +219,13 @@ class Dependent:
     One that `waits` begins while the kernels before it run, and waits for the end of all of them before it touches
     what any of them reads or writes. So a kernel's end means that of all before it. One that `triggers` lets the next
     kernel begin as soon as all of its own blocks run. `ahead`: the tensors that no kernel before it writes, and that
-    may be read before the wait.
+    may be read before the wait. `idle`: the kernel just before it leaves the memory most of its time.
     """
 
     waits: bool
     triggers: bool
     ahead: frozenset[str] = frozenset()
+    idle: bool = False
 
     def said(self, before_wait: str) -> str:
         """In words; `before_wait` is what comes before the wait, if anything does."""

@@ -38,19 +38,30 @@ class Body:
     says: str = ""
 
 
+ASK = (
+    'if (i % 4 == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"({0} + at), "r"({1}) : "memory");'
+)
+
 RIGHT = (
     Body("waits first", f"{TRIGGER}\n{WAIT}\ny[at] = x[at] + w[at];"),
     Body("reads ahead what nobody writes", f"const float ahead = w[at];\n{WAIT}\ny[at] = x[at] + ahead;"),
     Body("copies ahead what nobody writes", f"{COPY.format('w')}\n{WAIT}\n{DONE}\ny[at] = tile[i];"),
+    Body("asks a cache for what nobody writes", f"{ASK.format('w', 16)}\n{WAIT}\ny[at] = x[at] + w[at];"),
     Body("touches its own memory", f"tile[i] = i;\n__syncthreads();\n{WAIT}\ny[at] = tile[63 - i] + x[at];"),
 )
 WRONG = (
     Body("reads first", f"const float early = x[at];  // BUG\n{WAIT}\ny[at] = early;", "read of byte 0 of x of first"),
     Body("writes first", f"y[at] = w[at];  // BUG\n{WAIT}", "write of byte 0 of y of first, which a launch before"),
     Body("copies first", f"{COPY.format('x')}  // BUG\n{WAIT}\n{DONE}\ny[at] = tile[i];", "may still be writing"),
+    Body("asks a cache first", f"{ASK.format('x', 16)}  // BUG\n{WAIT}\ny[at] = x[at];", "may still be writing"),
     Body("updates first", f"atomicAdd(y + at, 1.0f);  // BUG\n{WAIT}", "atomic update"),
     Body("one thread waits", f"if (i == 63) {WAIT}\ny[at] = x[at];  // BUG", "this thread has not waited"),
     Body("reads far before it waits", f"if (at == 127) y[at] = x[at];  // BUG\n{WAIT}", "read of byte 508 of x"),
+)  # fmt: skip
+
+ASKED_WRONG = (
+    Body("asks a cache for more", f"{ASK.format('w', 528)}  // BUG\n{WAIT}", "of w, which has 512 bytes"),
+    Body("asks a cache for a part", f"{ASK.format('w', 8)}  // BUG\n{WAIT}", "multiples of 16"),
 )  # fmt: skip
 
 
@@ -93,6 +104,15 @@ def test_what_touches_before_it_waits_is_a_race(body: Body) -> None:
     run(body, dependent=False)  # launched when those before it have ended
 
 
+@pytest.mark.parametrize("body", ASKED_WRONG, ids=lambda body: body.name)
+def test_a_cache_is_asked_for_what_can_be_read(body: Body) -> None:
+    with pytest.raises(KernelFault, match=body.says) as caught:
+        run(body)
+    assert caught.value.kind in ("out-of-bounds", "misaligned")
+    assert caught.value.source_line is not None
+    assert "BUG" in caught.value.source_line
+
+
 @pytest.mark.parametrize("check", [True, False], ids=["checking", "fast"])
 def test_a_dependent_launch_that_never_waits_is_a_race(check: bool) -> None:
     body = Body("never waits", "y[at] = 1.0f;")
@@ -107,5 +127,6 @@ def test_a_dependent_launch_that_never_waits_is_a_race(check: bool) -> None:
 
 
 def test_the_bodies_are_cuda() -> None:
-    compile_cuda("\n".join(source(b).replace(" kernel(", f" kernel_{n}(") for n, b in enumerate((*RIGHT, *WRONG)))
+    bodies = (*RIGHT, *WRONG, *ASKED_WRONG)
+    compile_cuda("\n".join(source(b).replace(" kernel(", f" kernel_{n}(") for n, b in enumerate(bodies))
                  .replace(" kernel_0(", " kernel(", 1))  # fmt: skip

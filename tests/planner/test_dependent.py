@@ -15,11 +15,14 @@ from fusegen.compiling import ptx
 from fusegen.emitting.rendering import render
 from fusegen.errors import MissingError
 from fusegen.language.spec import Chain
+from fusegen.planner.launching import launched
 from fusegen.planner.model import Plan
-from fusegen.planner.programs.dependent import in_memory
+from fusegen.planner.products.asked_ahead import Asked, fewest_rows
+from fusegen.planner.products.gemm import GemmPlan
+from fusegen.planner.programs.dependent import in_memory, leaves_memory
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.targets import A100, H200, MI300X, Target
-from tests.chains_cut import logits_topk, mlp, residual_norm
+from tests.chains_cut import logits_topk, mlp, residual_norm, routed
 from tests.specs import FEW, SHIPPED
 
 M, N = dims("M N")
@@ -81,6 +84,37 @@ def test_an_operand_that_is_written_in_place_is_not_read_ahead() -> None:
     assert next(binding.base for step in steps for binding in step.writes) == "written"
     assert all("written" not in step.plan.early for step in steps)
     assert in_memory({"written", "h"}, {"written": "table"}) == {"written", "h", "table"}
+
+
+def test_weights_of_groups_are_asked_for_behind_a_kernel_that_leaves_the_memory_idle() -> None:
+    plan = planned(routed).steps[-1].plan
+    assert isinstance(plan, GemmPlan)
+    assert plan.asked_ahead == Asked(blocks=16, down=8, run=64, least_rows=4)  # 8 groups of 2 tiles each: all of them
+    assert plan.before_wait == "asking the L2 cache for 64 of each column of gate, up for the first 16 blocks"
+    how = plan.dependent
+    assert how is not None
+    assert how.idle
+    for other in (replace(how, idle=False), replace(how, waits=False), replace(how, ahead=frozenset({"gate"})), None):
+        assert getattr(launched(plan, other), "asked_ahead", None) is None
+    for tile in (replace(plan.tile, persistent=True), replace(plan.tile, cluster=2), replace(plan.tile, group=16)):
+        assert replace(plan, tile=tile).asked_ahead is None
+    assert replace(plan, target=replace(H200, l2_bytes=16 * 8192 // 2)).asked_ahead is None  # not a slice for each
+    assert all(getattr(s.plan, "asked_ahead", None) is None for s in planned(routed, A100).steps)
+
+
+def test_groups_that_have_no_rows_are_asked_for_in_vain() -> None:
+    """Of 64 groups 32 rows leave 39 empty, 8 tokens' by 4 experts each; 16 rows 50."""
+    assert [fewest_rows(groups) for groups in (1, 2, 8, 64, 256)] == [1, 1, 4, 28, 111]
+    few = planned(routed.at(T=3)).steps[-1].plan
+    assert isinstance(few, GemmPlan)
+    assert few.waits
+    assert few.asked_ahead is None
+
+
+def test_what_moves_much_does_not_leave_the_memory_idle() -> None:
+    large, small = (fusegen.plan(SHIPPED["rmsnorm"].at(M=rows), H200) for rows in (16384, 8))
+    assert not leaves_memory(large.cost, H200)
+    assert leaves_memory(small.cost, H200)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from fusegen.runtime.emulated import RUNNING
 from fusegen.runtime.joined import Joined
 from fusegen.targets import H200
 from fusegen.validation import validate
-from tests.chains_cut import below_best, logits_topk, lora, mlp, residual_norm
+from tests.chains_cut import below_best, logits_topk, lora, mlp, residual_norm, routed
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
 
@@ -60,7 +60,7 @@ def two_widths(x: bf16[M, K], w: bf16[N, K]) -> tuple[f32[M, 32], f32[M, 64]]:
 
 # ---------------------------------------------------------------- launches in the emulator
 
-CHAINS = (mlp, WIDE, lora, logits_topk, residual_norm, below_best, column_means, put_and_read, two_widths)
+CHAINS = (mlp, WIDE, lora, logits_topk, residual_norm, below_best, column_means, put_and_read, two_widths, routed)
 
 
 def named(spec: Chain) -> str:
@@ -154,6 +154,39 @@ def test_reading_ahead_what_a_kernel_before_writes_is_found() -> None:
 
     with pytest.raises(KernelFault, match="of h of mlp_h, which a launch before this one may still be writing"):
         with_text(program, 1, swapped)(*operands(mlp))
+
+
+ASKED = "ask_cache_for(up_ptr + likely * up_group + likely_col * up_ld, 128);"
+
+
+@pytest.mark.parametrize(("wrong", "says", "kind"), [
+    (ASKED.replace("128", "8192"), "of up", "out-of-bounds"),
+    (ASKED.replace("likely_col", "(likely_col + 8)"), "of up", "out-of-bounds"),
+    ("ask_cache_for(ends_ptr, 16);", "ends of .* which a launch before this one may still be writing", "race"),
+])  # fmt: skip
+def test_asking_a_cache_for_what_is_not_there_yet_is_found(
+    wrong: str, says: str, kind: str, programs: dict[str, Program]
+) -> None:
+    program = programs[named(routed)]
+    with pytest.raises(KernelFault, match=says) as caught:
+        with_text(program, len(program.kernels) - 1, lambda text: text.replace(ASKED, wrong))(*operands(routed))
+    assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize("chosen", [
+    [t % 8 for t in range(48)], [5] * 48, [7, *[2] * 46, 0], [0, 6] * 24,
+], ids=["all", "one", "alone", "two"])  # fmt: skip
+def test_what_a_cache_is_asked_for_in_vain_changes_nothing(chosen: list[int], programs: dict[str, Program]) -> None:
+    """Blocks ask for weights as if every group had one row of tiles: here groups are empty, long, and of one row."""
+    rng = np.random.default_rng(1)
+    x, router = rng.integers(-2, 3, (48, 64)), np.zeros((8, 64), int)
+    gate, up = rng.integers(-1, 2, (8, 40, 64)), rng.integers(-1, 2, (8, 40, 64))
+    x[:, :8], router[:, :8] = 0, np.eye(8)
+    x[np.arange(48), chosen] = 4
+    order = np.argsort(chosen, kind="stable")
+    left, right = (np.einsum("td,thd->th", x[order], w[np.array(chosen)[order]]) for w in (gate, up))
+    found = programs[named(routed)](*(np.asarray(v, float).astype(bf16.numpy) for v in (x, router, gate, up)))
+    np.testing.assert_allclose(found.astype(float), left / (1 + np.exp(-left)) * right, rtol=2e-2, atol=1e-2)
 
 
 def test_the_first_kernel_that_runs_is_launched_when_the_stream_is_done(programs: dict[str, Program]) -> None:

@@ -251,6 +251,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "segment_rows": "tile_rows",
             "counts_segments": plan.tile.persistent,
             **self.segment_lanes(),
+            "asked": self.asked(),
             "row_reduces": [],
             "atom": self.atom(),
             "scales": self.scales(),
@@ -299,6 +300,30 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
         return {
             **said,
             "uses": {"vec": self.uses_vec or bool(self.functions & OF_VECTORS), "functions": self.functions},
+        }
+
+    def asked(self) -> dict[str, Any]:
+        """What the first blocks ask the L2 cache for, and where that is, if they do."""
+        plan, across, asked = self.plan, self.plan.tiles_across, self.plan.asked_ahead
+        if asked is None:
+            return {}
+        down, beside = f"blockIdx.x / {across}" if across > 1 else "blockIdx.x", f"blockIdx.x % {across}"
+        if asked.down > 1:
+            tiles = asked.down * across
+            down = f"blockIdx.x / {tiles} * {asked.down} + blockIdx.x % {asked.down}"
+            beside = f"blockIdx.x % {tiles} / {asked.down}"
+        self.sizes.update(["threads"] * (self.tile.cols > plan.threads))
+        group, rights = plan.output_groups[0], [own for own in self.owns if own.factor.mn == "cols"]
+        return {
+            "extent": plan.row_dims[-1].extent,
+            "down": down,
+            "col": f"static_cast<int>({beside}) * {self.tile.cols} + n" if across > 1 else "n",
+            "within": f"likely_col < {group.cols}" if group.cols % self.tile.cols else "",
+            "places": [
+                f"{own.factor.pointer} + likely * {own.factor.batch[0][1]} + likely_col * {own.factor.stride}"
+                for own in rights
+            ],
+            "bytes": asked.run * plan.dtype.bytes,
         }
 
     def needed_when(self, statistics: Sequence[Mapping[str, Any]]) -> str:

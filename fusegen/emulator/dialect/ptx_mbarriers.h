@@ -97,6 +97,9 @@ SIMT_INLINE void ptx_cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_by
 SIMT_INLINE void ptx_cp_async_bulk_global_shared_cta_bulk_group(u64 to, u64 from, u32 bytes, SIMT_LINE) {
   bulk_store(reinterpret_cast<void*>(to), from, bytes, line);
 }
+SIMT_INLINE void ptx_cp_async_bulk_prefetch_L2_global(u64 from, u32 bytes, SIMT_LINE) {
+  bulk_prefetch(ptx_global(from), bytes, line);
+}
 SIMT_INLINE void ptx_cp_async_bulk_commit_group() { commit_bulk_stores(); }
 SIMT_INLINE void ptx_cp_async_bulk_wait_group(u32 allowed) { wait_bulk_stores(allowed, false); }
 SIMT_INLINE void ptx_cp_async_bulk_wait_group_read(u32 allowed) { wait_bulk_stores(allowed, true); }

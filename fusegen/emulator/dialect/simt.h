@@ -215,6 +215,7 @@ bool mbarrier_wait(u64 address, u32 parity, int line);  // true, when the phase 
 // --- bulk copies: into shared memory, counted by an mbarrier; and out of it, by groups
 void bulk_load(u64 to, const void* from, u32 bytes, u64 mbarrier, int line);
 void bulk_store(void* to, u64 from, u32 bytes, int line);
+void bulk_prefetch(const void* from, u32 bytes, int line);  // to a cache: nothing comes of it but what a read is told of
 // Of a box of a tensor, at coordinates with the contiguous axis first; into every block of `blocks`, or if that is 0,
 // into the block of the address. `pair`: the mbarrier may be the other block's of a pair.
 void tensor_load(u64 to, u64 map, const u64* coordinates, u32 rank, u64 mbarrier, u32 blocks, bool pair, int line);

@@ -135,6 +135,13 @@ void bulk_load(u64 to, const void* from, u32 bytes, u64 mbarrier, int line) {
         mbarrier);
 }
 
+void bulk_prefetch(const void* from, u32 bytes, int line) {
+  const void* site = __builtin_return_address(0);
+  current_fiber()->line = line;
+  require_multiples_of_16(0, reinterpret_cast<uintptr_t>(from), bytes, site);
+  checker_read(from, bytes, site);
+}
+
 void tensor_load(u64 to, u64 map, const u64* coordinates, u32 rank, u64 mbarrier, u32 blocks, bool pair, int line) {
   const void* site = __builtin_return_address(0);
   current_fiber()->line = line;

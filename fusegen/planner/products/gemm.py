@@ -15,11 +15,13 @@ Operands, the prologue, and output groups of contractions are those of planner/p
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fusegen.language.types import DType
 from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Statement, Summed
 from fusegen.planner.pieces import VECTOR_BYTES
+from fusegen.planner.products.asked_ahead import Asked, asked_ahead
 from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile
 from fusegen.planner.tile import unusual
 from fusegen.targets.atoms import Atom
@@ -126,6 +128,17 @@ class GemmPlan(ProductPlan):
     def in_any_block(self) -> bool:
         return not (self.tile.persistent or self.segments or self.inner_segments or self.dies > 1)
 
+    @cached_property
+    def asked_ahead(self) -> Asked | None:
+        """What the L2 cache is asked for before the wait. Not where a block has other tiles than its own, or a part."""
+        if self.tile.persistent or self.tile.cluster > 1:
+            return None
+        return asked_ahead(self, self.tile.k, self.tile.group if self.tiles_across > 1 else 1)
+
+    @property
+    def reads_ahead(self) -> bool:
+        return super().reads_ahead or self.asked_ahead is not None
+
     @property
     def waits_inside(self) -> bool:
         return self.reads_ahead
@@ -142,7 +155,11 @@ class GemmPlan(ProductPlan):
 
     @property
     def before_wait(self) -> str:
-        return self.rights_ahead
+        if self.asked_ahead is None:
+            return self.rights_ahead
+        names = ", ".join(dict.fromkeys(r.access.tensor for r in self.output_groups[0].rights))
+        run, blocks = self.asked_ahead.run, self.asked_ahead.blocks
+        return f"asking the L2 cache for {run} of each column of {names} for the first {blocks} blocks"
 
     @property
     def steps(self) -> int:

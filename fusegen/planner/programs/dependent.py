@@ -26,7 +26,10 @@ from dataclasses import replace
 from fusegen.planner.launching import launched
 from fusegen.planner.model import Dependent, Plan
 from fusegen.planner.programs.model import ProgramPlan, Step
+from fusegen.planner.traffic import Cost
+from fusegen.targets.base import Target
 
+IDLE_SHARE = 0.5  # of a launch's time, that its bytes may take
 SIGNAL_US = 1.26e-3  # for each block that lets the next kernel begin: 82.5 us of 65536
 
 
@@ -34,13 +37,14 @@ def dependent(program: ProgramPlan) -> ProgramPlan:
     """The program launched so, where its target can and it has several launches."""
     if not program.target.dependent_launches or len(program.launches) < 2:
         return program
-    last = len(program.launches) - 1
+    last, launched_plans = len(program.launches) - 1, program.launched
     written: set[str] = set()
     found: list[Step] = []
     for place, steps in enumerate(program.launches):
+        idle = place > 0 and leaves_memory(launched_plans[place - 1].cost, program.target)
         for step in steps:
             triggers = place < last and in_time(step.plan)
-            how = Dependent(place > 0, triggers, unwritten(step, written) if place else frozenset())
+            how = Dependent(place > 0, triggers, unwritten(step, written) if place else frozenset(), idle)
             found.append(replace(step, plan=launched(step.plan, how)))
         written |= in_memory(program.written(place), program.graph.updates)
     return replace(program, steps=tuple(found))
@@ -49,6 +53,11 @@ def dependent(program: ProgramPlan) -> ProgramPlan:
 def in_time(plan: Plan) -> bool:
     """Have all blocks said that the next kernel may begin before the last one ends?"""
     return SIGNAL_US * plan.planned_blocks < plan.cost.time_us
+
+
+def leaves_memory(cost: Cost, target: Target) -> bool:
+    """Does a launch move so little that memory has most of its time for others?"""
+    return cost.traffic.ideal / (target.dram_gbs * 1e3) < IDLE_SHARE * cost.time_us
 
 
 def unwritten(step: Step, written: set[str]) -> frozenset[str]:

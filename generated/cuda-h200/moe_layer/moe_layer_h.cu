@@ -12,8 +12,9 @@
 // rounding h to bf16 when stored; f32 between
 // needs    D=2048, E=64, H=1024; rows of all operands next to each other; x, gate, up, h: address and
 //          strides in multiples of 16 B; ends [E] shared by every row
-// launch   begins while the kernels before it run, and waits for them before all else; lets the next
-//          one begin once all its blocks run
+// launch   begins while the kernels before it run, and waits for them behind asking the L2 cache for
+//          1856 of each column of gate, up for the first 396 blocks; lets the next one begin once all
+//          its blocks run
 
 #include <cuda_bf16.h>
 
@@ -231,6 +232,11 @@ __device__ __forceinline__ Segment segment_of(const int* ends, long long rows, u
   return Segment{__shfl_sync(0xffffffffu, group, from, 32), first, found ? end : rows, found};
 }
 
+// asks the L2 cache for so many bytes from p on, a multiple of 16 both
+__device__ __forceinline__ void ask_cache_for(const void* p, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(p), "r"(bytes) : "memory");
+}
+
 // four matrices of 8 x 16 bytes, from the rows whose places the lanes give
 __device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -265,6 +271,15 @@ moe_layer_h(
     long long h_stride)
 {
   asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
+  // weights that no kernel before this one writes: 1856 of each column's, as if every group had one row of tiles
+  if (rows >= 28 && blockIdx.x < 396) {  // of fewer rows many groups have none
+    const int likely = static_cast<int>(blockIdx.x / 32);  // group
+    if (threadIdx.x < 32) {
+      const int likely_col = static_cast<int>(blockIdx.x % 32) * 32 + threadIdx.x;
+      ask_cache_for(gate_ptr + likely * gate_group + likely_col * gate_ld, 3712);
+      ask_cache_for(up_ptr + likely * up_group + likely_col * up_ld, 3712);
+    }
+  }
   asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
