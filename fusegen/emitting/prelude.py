@@ -257,8 +257,9 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
         (), "float x", "unsigned char",
     ),
     "f8e8m0_value": Special(
-        "the power of 2 that an f8e8m0 is",
-        ("return __uint_as_float(x == 0xff ? 0x7fc00000u : x == 0 ? 0x400000u : static_cast<unsigned>(x) << 23);",),
+        "the power of 2 that an f8e8m0 is: 0 is 2^-127, below a float's exponents, and what would be infinity NaN",
+        ("const float power = fmaxf(__uint_as_float(static_cast<unsigned>(x) << 23), 5.87747175e-39f);",
+         "return fmaf(power, 0.0f, power);"),
         (), "unsigned char x",
     ),
     "round_f8e8m0": Special(

@@ -160,14 +160,14 @@ def test_every_kind_of_tile(group: int, rows: int, fits: Fits) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (r"k_at / scaled_k \+ q", "(k_at / scaled_k + q ^ 1)"),  # the scale of the neighbouring group
-        (r"\[col \* (s\w*_ld)", r"[(col ^ 1) * \1"),  # of the neighbouring column
+        (r"\.at\[q % 2\]", ".at[1 - q % 2]"),  # the scale of the neighbouring group
+        (r"\+ col \* (s\w*_ld)", r"+ (col ^ 1) * \1"),  # of the neighbouring column
         (r"0x5410\);", "0x1054);"),  # the left factor's pairs the other way round
         (r"words\[i / 2\] >> i % 2 \* 8", "words[i / 2] >> (1 - i % 2) * 8"),  # the codes of a pair swapped
         (r"less = bytes & mask \+ 0x00010001u \| 0x43004300u", "less = 0x43004300u"),  # no code is negative
         (r"_unscaled\[n?0?\]\[m?0?\]\[i\] = 0.0f;", "_unscaled[0][0][i] *= 1.0f;"),  # a group counts twice
-        (r"memcpy\(w_scales, w_scales_next", "if (step == 0) memcpy(w_scales, w_scales_next"),  # of the first slice
-        (r"i % 2 \* 2 \+ column\] = pairs", "i % 2 * 2 + 1 - column] = pairs"),  # two columns swapped
+        (r"(w_scales\[q\]\[\w\]\[half\] = )", r"if (step == 0) \1"),  # of the first slice
+        (r"pairs\[0\]\[i\], pairs\[1\]\[i\]", "pairs[1][i], pairs[0][i]"),  # two columns swapped
         (r"w_lane \^ k \* \d+", "w_lane"),  # the first codes of a slice again
         (r"wait_copies<stages - 2>\(\);", "wait_copies<stages - 1>();"),  # a slice that is not there yet
     ],
@@ -190,8 +190,9 @@ def test_a_broken_kernel_is_found(old: str, new: str) -> None:
         ("i4", "0x43084308u", "0x43004300u"),  # no sign
         ("i4", r"lane % 4 \* 4;", "lane % 4 / 2 * 8;"),  # a lane's codes twice
         ("u4", r" % 2 \* 4 & 15u", " % 2 * 0 & 15u"),  # the zero of the neighbouring group
+        ("u4", r"memcpy\(w_zeros, w_zeros_next", "if (step == 0) memcpy(w_zeros, w_zeros_next"),  # of the first slice
+        ("u4", r"(w_zeros\w*\[k / \d+\]\[\w\])\[column\]", r"\1[0]"),  # of the first column
         ("u4", r"next \? w_zeros_next", "!next ? w_zeros_next"),  # of the next slice
-        ("u4", r"zeros\[column\], mask\)", "zeros[0], mask)"),  # of the first column
     ],
 )
 def test_a_broken_kernel_of_4_bits_is_found(spec: str, old: str, new: str) -> None:

@@ -153,7 +153,7 @@ MISTAKES = {
     "the first expert's zeros": (zeroed, r"segment \* z_group", "0 * z_group"),
     "nibbles swapped": (of_four, r"words\[0\] >> i \* 4", "words[0] >> (i ^ 1) * 4"),
     "the first expert's scales of eight bits": (of_eight, r"segment \* s_value_group", "0 * s_value_group"),
-    "gate's scales beside up's codes": (gated, r"us_ptr\[", "gs_ptr["),
+    "gate's scales beside up's codes": (gated, r"\(us_ptr \+", "(gs_ptr +"),
 }
 
 

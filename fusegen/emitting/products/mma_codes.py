@@ -16,6 +16,7 @@ A code becomes a number of the factors' type by its bits, exactly:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from fusegen.planner.products.gemm import CODES_STEP
 from fusegen.planner.products.parts import Coding
 
 CODES_A_LANE = 8  # of a step: neighbours in K of one column
+BYTES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned"}  # words of so many
 WORD_BITS = 16  # codes are copied as elements of the ring
 
 
@@ -302,13 +304,14 @@ class CodesSpeller(GemmWords):
                     f"lane % 4 / {lanes_a_chunk} * {plan.chunk})) * {self.size}{within}",
                     "line": f"{own.name}_words * {self.size}",
                     "sums": s,
+                    "scales": self.held(own),
                 }
                 for own, s in zip(rights, sums, strict=True)
             ],
             "rows": tile.rows // plan.atom.rows,
             "cols": tile.cols // plan.atom.cols,
             "step_bytes": step_bytes,
-            "lane_words": f"unsigned words[{max(1, lane_bytes // 4)}]",
+            "words": max(1, lane_bytes // 4),
             "lane_bytes": lane_bytes,
             "zeros": coding.code is u4,
             "no_zero": ZERO_OF[plan.dtype],
@@ -317,35 +320,51 @@ class CodesSpeller(GemmWords):
             "fused": self.spelling.functions.get(f"fused_{plan.dtype}", ()) if "fused" in widening.needs else (),
             "groups": tile.k // scaled,
             "group_steps": scaled // CODES_STEP,
-            "scales": [self.held(own, coding) for own in rights],
             "k_at": k_text,
             "type": str(coding.code),
             "factor": str(plan.dtype),
         }
 
-    def held(self, own: Own, coding: Coding) -> Mapping[str, str]:
-        """What a lane holds of scales: of its two columns of each fragment, for each group of a slice."""
+    def held(self, own: Own) -> Mapping[str, Any]:
+        """What a lane holds of scales: of its two columns of each fragment, for each group of a slice. Those of
+        neighbouring groups are loaded together, `width` of them, where they lie at multiples of so many."""
         found = own.factor.coding
         assert found is not None
-        number = "0"
-        if coding.group:
-            self.sizes.add("scaled_k")
-            number = "k_at / scaled_k" if coding.group >= self.tile.k else "k_at / scaled_k + q"
-        tests = []
-        if self.cols_ragged():
-            tests.append("col < cols")
-        if not self.plan.even:
-            tests.append("k_at < full_k" if coding.group >= self.tile.k or not coding.group else
-                         "k_at + q * scaled_k < full_k")  # fmt: skip
-        scales = found.scales
-        at = f"{self.pointers[scales.tensor]}[{self.own_scales(scales)}col * {scales.name}_ld + {number}]"
-        value = self.to_value(scales.dtype, at)
-        if scales.dtype.kind == "int":
-            value = f"static_cast<float>({value})"
-        zero, zeros = "", found.zeros
+        scales, zeros, groups = found.scales, found.zeros, self.tile.k // self.plan.scaled_k
+        width = math.gcd(scales.vector, groups)
+        number, tests = self.group_at("v" if groups > width else "", width)
+        at = f"{self.pointers[scales.tensor]} + {self.own_scales(scales)}col * {scales.name}_ld + {number}"
+        held = f"{own.name}_scales_next[{'q' if width == 1 else f'q / {width}'}][n][half]"
+        if scales.dtype.bytes == 1:  # as one word: of bytes in a vector each is taken out twice
+            kind, none = BYTES[width], "0u"
+            load = f"*reinterpret_cast<const {kind}*>({at})" if width > 1 else f"({at})[0]"
+            code = f"{held} >> q % {width} * 8" if width > 1 else held
+            value = self.to_value(scales.dtype, f"static_cast<{self.ctype(scales.dtype)}>({code})")
+        else:
+            kind = self.vec(scales.dtype, width)
+            none, load = f"{kind}{{}}", f"load<{width}>({at})"
+            value = self.to_value(scales.dtype, f"{held}.at[{'0' if width == 1 else f'q % {width}'}]")
+        zero = ""
         if zeros is not None:
+            number, of_zeros = self.group_at("q" if groups > 1 else "", 1)
             row = f"{self.pointers[zeros.tensor]}[{self.own_scales(zeros)}col * {zeros.name}_ld + ({number}) / 2]"
             nibble = f"static_cast<unsigned>({row}) >> ({number}) % 2 * 4 & 15u"
-            zero = f"{all_of(*tests)} ? {nibble} : 0u" if tests else nibble
-        scale = f"{all_of(*tests)} ? {value} : 0.0f" if tests else value
-        return {"name": own.name, "value": scale, "zero": zero}
+            zero = f"{all_of(*of_zeros)} ? {nibble} : 0u" if of_zeros else nibble
+        return {
+            "type": kind,
+            "width": width,
+            "load": f"{all_of(*tests)} ? {load} : {none}" if tests else load,
+            "value": f"static_cast<float>({value})" if scales.dtype.kind == "int" else value,
+            "zero": zero,
+        }
+
+    def group_at(self, index: str, each: int) -> tuple[str, list[str]]:
+        """The number of a group of K, and whether there are such a column and such a group: of a slice's the first,
+        or that at `index`, which counts `each` at a time."""
+        behind = f" + {index}" + (f" * {each}" if each > 1 else "") if index else ""
+        tests = ["col < cols"] if self.cols_ragged() else []
+        if not self.coding.group:
+            return "0", [*tests, *([] if self.plan.even else ["k_at < full_k"])]
+        self.sizes.add("scaled_k")
+        within = f"k_at{f'{behind} * scaled_k' if behind else ''} < full_k"
+        return f"k_at / scaled_k{behind}", [*tests, *([] if self.plan.even else [within])]

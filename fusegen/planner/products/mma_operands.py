@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +12,7 @@ from fusegen.language.block_products import BLOCK
 from fusegen.language.graph import Graph, Node
 from fusegen.language.naming import value_names
 from fusegen.language.products import Factor, Split
+from fusegen.language.types import size_of
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Layout, RowDim
 from fusegen.planner.parts import Transport
@@ -26,6 +28,7 @@ from fusegen.planner.products.parts import BlockScales, Coding, Operand
 SEGMENT = "segment"  # the kernel's index of a group of rows
 K_BEGIN = "k_begin"  # where a group of K begins
 LEAST_COPY_BYTES = 4
+DEEPEST_SLICE = 128  # of those that codes come in
 MOST_STREAMED_ROWS = 64  # rows: one slice-K group's sums fill its registers then
 
 
@@ -82,6 +85,7 @@ def named_accesses(
     found = [use for use in uses(graph) if not passes_by(use, parts)]
     often = {use.tensor.name for use in found if sum(u.tensor is use.tensor for u in found) > 1}
     segments, inner = segments_of(graph, parts), parts.products[0].node.inner_ends
+    groups = {p.right.scaled.scales: p.right.scaled.group for p in parts.products if p.right.scaled}
     made = {}
     for use in found:
         output = any(use.tensor is t for t in graph.outputs)
@@ -97,6 +101,9 @@ def named_accesses(
         askew = segments and use.place == "left" and line_of(use, layout) != use.k_axis  # a group's first row is any
         askew = askew or (inner is not None and use.place != "tile" and line_of(use, layout) == use.k_axis)
         width = 1 if alone or askew else widest(graph, layout, use, most)
+        if (group := groups.get(use.tensor)) and use.tensor.name not in layout.unaligned:
+            # of codes, whose neighbouring groups are of one slice
+            width = math.gcd(max(1, DEEPEST_SLICE // group), size_of(use.tensor.shape[-1], graph.sizes))
         access = access_of(graph, dims, layout, use, name, width)
         made[use.tensor.name, use.place] = replace(access, vector_bytes=min(access.vector_bytes, VECTOR_BYTES))
     if segments:

@@ -128,8 +128,7 @@ __device__ __forceinline__ unsigned fused(unsigned a, unsigned b, unsigned c) {
 }
 
 // a lane's 8 numbers of a row, in the pairs that codes come in
-__device__ __forceinline__ void load_row(unsigned (&to)[4], const unsigned char* from) {
-  const uint4 words = *reinterpret_cast<const uint4*>(from);
+__device__ __forceinline__ void in_pairs(unsigned (&to)[4], const uint4& words) {
   to[0] = __byte_perm(words.x, words.z, 0x5410);
   to[1] = __byte_perm(words.x, words.z, 0x7632);
   to[2] = __byte_perm(words.y, words.w, 0x5410);
@@ -137,24 +136,11 @@ __device__ __forceinline__ void load_row(unsigned (&to)[4], const unsigned char*
 }
 
 // 8 codes of i4 as pairs of bf16: 128 + 8 + the code, less 136
-__device__ __forceinline__ void widen(unsigned (&pairs)[4], const unsigned char* from, unsigned mask) {
-  unsigned words[1];
-  memcpy(words, __builtin_assume_aligned(from, 4), 4);
+__device__ __forceinline__ void widen(unsigned (&pairs)[4], const unsigned (&words)[1], unsigned mask) {
   #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const unsigned nibbles = words[0] >> i * 4;
     pairs[i] = fused(nibbles & mask ^ 0x43084308u, 0x3f803f80u, 0xc308c308u);
-  }
-}
-
-// those of two columns, `below` bytes apart, as two products take them
-__device__ __forceinline__ void load_codes(unsigned (&to)[2][4], const unsigned char* from, int below, unsigned mask) {
-  unsigned pairs[4];
-  #pragma unroll
-  for (int column = 0; column < 2; ++column) {
-    widen(pairs, from + column * below, mask);
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i / 2][i % 2 * 2 + column] = pairs[i];
   }
 }
 
@@ -203,16 +189,18 @@ w4a16_gemm(
   };
 
   // 16 slices of 128, 32 of K at a time: a lane has 8 neighbours in K of each row, and 8 codes of two columns
-  // of each fragment, which it widens. Fragments are loaded one step ahead of their use, across slices too.
-  // threadIdx.y is 0, and as good as unknown: of a constant ptxas keeps a copy in a register for each of its uses
-  const unsigned mask = 0x000f000fu ^ threadIdx.y;
+  // of each fragment. They are loaded and widened one step ahead of their use, across slices too.
+  // threadIdx.y is 0, and as good as unknown: of a constant ptxas keeps a copy in a register for each of its uses.
+  // It is added: an XOR would become part of each use, and that two instructions in place of one
+  const unsigned mask = 0x000f000fu + threadIdx.y;
   unsigned x_part[2][1][4];
   const int x_lane = k_group * (stages * slice_bytes) + place<16>(lane / 4, lane % 4 * 8) * 2;
   unsigned w_part[2][2][2][4];
   const int w_lane = k_group * (stages * slice_bytes) + (w_at + place<4>(lane / 4, lane % 4 / 4 * 8)) * 2 + lane % 4 * 4;
   float matmul_sums[2][1][4] = {};
   float matmul_sums_unscaled[2][1][4] = {};  // of the group of K at hand
-  float w_scales[1][2][2], w_scales_next[1][2][2];
+  float w_scales[1][2][2];
+  Vec<__nv_bfloat16, 1> w_scales_next[1][2][2];  // as they lie in memory
   const auto fetch_scales = [&](int step) {
     const int k_at = (step * split_k + k_group) * tile_k;
     #pragma unroll
@@ -220,25 +208,33 @@ w4a16_gemm(
       #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int col = col0 + n * 16 + half * 8 + lane / 4;
-        w_scales_next[0][n][half] = __bfloat162float(scale_ptr[col * scale_ld + k_at / scaled_k]);
+        w_scales_next[0][n][half] = load<1>(scale_ptr + col * scale_ld + k_at / scaled_k);
       }
     }
   };
   const auto load_parts = [&](int step, int k, int buffer) {
     const unsigned char* const slice = shared + step % stages * slice_bytes;
-    load_row(x_part[buffer][0], slice + (x_lane ^ k * 64));
+    const uint4 row = *reinterpret_cast<const uint4*>(slice + (x_lane ^ k * 64));
+    in_pairs(x_part[buffer][0], row);
     #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      load_codes(w_part[buffer][n], slice + (w_lane ^ k * 16) + n * (16 * w_words * 2), 8 * w_words * 2, mask);
+      #pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        const unsigned char* const from = slice + (w_lane ^ k * 16) + (n * 2 + column) * (8 * w_words * 2);
+        unsigned words[1];
+        memcpy(words, __builtin_assume_aligned(from, 4), 4);
+        widen(w_part[buffer][n][column], words, mask);
+      }
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 4; i += 2) {
       #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        multiply_add(matmul_sums_unscaled[n][0], w_part[buffer][n][half],
-            x_part[buffer][0][half * 2], x_part[buffer][0][half * 2 + 1]);
+        const unsigned (&pairs)[2][4] = w_part[buffer][n];
+        const unsigned columns[4] = {pairs[0][i], pairs[1][i], pairs[0][i + 1], pairs[1][i + 1]};
+        multiply_add(matmul_sums_unscaled[n][0], columns, x_part[buffer][0][i], x_part[buffer][0][i + 1]);
       }
     }
   };
@@ -263,7 +259,11 @@ w4a16_gemm(
   __syncwarp();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
-    memcpy(w_scales, w_scales_next, sizeof(w_scales));
+    #pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      #pragma unroll
+      for (int half = 0; half < 2; ++half) w_scales[0][n][half] = __bfloat162float(w_scales_next[0][n][half].at[0]);
+    }
     #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (k < 3) {

@@ -18,8 +18,9 @@
 // rounding codes of w_gate exactly, their sums scaled in f32 for every 32 of K; codes of w_up exactly,
 //          their sums scaled in f32 for every 32 of K; out to bf16 when stored; f32 between
 // needs    K=2880, E=128, N=2880; rows of all operands next to each other; x, w_gate, w_up, gate_bias,
-//          up_bias, out: address and strides in multiples of 16 B; gate_bias [E, N], up_bias [E, N]
-//          shared by rows of a group; ends [E] shared by every row
+//          up_bias, out: address and strides in multiples of 16 B; gate_scale, up_scale: address and
+//          strides in multiples of 2 B; gate_bias [E, N], up_bias [E, N] shared by rows of a group;
+//          ends [E] shared by every row
 
 #include <cuda_bf16.h>
 
@@ -74,9 +75,10 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
-// the power of 2 that an f8e8m0 is
+// the power of 2 that an f8e8m0 is: 0 is 2^-127, below a float's exponents, and what would be infinity NaN
 __device__ __forceinline__ float f8e8m0_value(unsigned char x) {
-  return __uint_as_float(x == 0xff ? 0x7fc00000u : x == 0 ? 0x400000u : static_cast<unsigned>(x) << 23);
+  const float power = fmaxf(__uint_as_float(static_cast<unsigned>(x) << 23), 5.87747175e-39f);
+  return fmaf(power, 0.0f, power);
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
@@ -268,8 +270,7 @@ __device__ __forceinline__ unsigned fused(unsigned a, unsigned b, unsigned c) {
 }
 
 // a lane's 8 numbers of a row, in the pairs that codes come in
-__device__ __forceinline__ void load_row(unsigned (&to)[4], const unsigned char* from) {
-  const uint4 words = *reinterpret_cast<const uint4*>(from);
+__device__ __forceinline__ void in_pairs(unsigned (&to)[4], const uint4& words) {
   to[0] = __byte_perm(words.x, words.z, 0x5410);
   to[1] = __byte_perm(words.x, words.z, 0x7632);
   to[2] = __byte_perm(words.y, words.w, 0x5410);
@@ -277,25 +278,12 @@ __device__ __forceinline__ void load_row(unsigned (&to)[4], const unsigned char*
 }
 
 // 8 codes of f4e2m1 as pairs of bf16: exponent and mantissa, times 2^126
-__device__ __forceinline__ void widen(unsigned (&pairs)[4], const unsigned char* from, unsigned mask) {
-  unsigned words[1];
-  memcpy(words, __builtin_assume_aligned(from, 4), 4);
+__device__ __forceinline__ void widen(unsigned (&pairs)[4], const unsigned (&words)[1], unsigned mask) {
   #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const unsigned nibbles = words[0] >> i * 4;
     const unsigned size = nibbles << 6 & mask, sign = nibbles << 12 & 0x80008000u;
     pairs[i] = fused(size | sign, 0x7e807e80u, 0x80008000u);
-  }
-}
-
-// those of two columns, `below` bytes apart, as two products take them
-__device__ __forceinline__ void load_codes(unsigned (&to)[2][4], const unsigned char* from, int below, unsigned mask) {
-  unsigned pairs[4];
-  #pragma unroll
-  for (int column = 0; column < 2; ++column) {
-    widen(pairs, from + column * below, mask);
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i / 2][i % 2 * 2 + column] = pairs[i];
   }
 }
 
@@ -372,65 +360,80 @@ grouped_mxfp4(
   };
 
   // 23 slices of 64, 32 of K at a time: a lane has 8 neighbours in K of each row, and 8 codes of two columns
-  // of each fragment, which it widens. Fragments are loaded one step ahead of their use, across slices too.
-  // threadIdx.y is 0, and as good as unknown: of a constant ptxas keeps a copy in a register for each of its uses
-  const unsigned mask = 0x01c001c0u ^ threadIdx.y;
+  // of each fragment. They are loaded and widened one step ahead of their use, across slices too.
+  // threadIdx.y is 0, and as good as unknown: of a constant ptxas keeps a copy in a register for each of its uses.
+  // It is added: an XOR would become part of each use, and that two instructions in place of one
+  const unsigned mask = 0x01c001c0u + threadIdx.y;
   unsigned x_part[2][1][4];
   const int x_lane = k_group * (stages * slice_bytes) + place<8>(lane / 4, lane % 4 * 8) * 2;
   unsigned w_gate_part[2][2][2][4];
   const int w_gate_lane = k_group * (stages * slice_bytes) + (w_gate_at + place<2>(lane / 4, lane % 4 / 4 * 8)) * 2 + lane % 4 * 4;
   float grouped_matmul_sums[2][1][4] = {};
   float grouped_matmul_sums_unscaled[2][1][4] = {};  // of the group of K at hand
-  float w_gate_scales[2][2][2], w_gate_scales_next[2][2][2];
+  float w_gate_scales[2][2][2];
+  unsigned short w_gate_scales_next[1][2][2];  // as they lie in memory
   unsigned w_up_part[2][2][2][4];
   const int w_up_lane = k_group * (stages * slice_bytes) + (w_up_at + place<2>(lane / 4, lane % 4 / 4 * 8)) * 2 + lane % 4 * 4;
   float grouped_matmul_from_x_sums[2][1][4] = {};
   float grouped_matmul_from_x_sums_unscaled[2][1][4] = {};  // of the group of K at hand
-  float w_up_scales[2][2][2], w_up_scales_next[2][2][2];
+  float w_up_scales[2][2][2];
+  unsigned short w_up_scales_next[1][2][2];  // as they lie in memory
   const auto fetch_scales = [&](int step) {
     const int k_at = (step * split_k + k_group) * tile_k;
     #pragma unroll
-    for (int q = 0; q < 2; ++q) {
+    for (int n = 0; n < 2; ++n) {
       #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int col = col0 + n * 16 + half * 8 + lane / 4;
-          w_gate_scales_next[q][n][half] = k_at + q * scaled_k < full_k ? f8e8m0_value(gate_scale_ptr[segment * gate_scale_group
-              + col * gate_scale_ld + k_at / scaled_k + q]) : 0.0f;
-          w_up_scales_next[q][n][half] = k_at + q * scaled_k < full_k ? f8e8m0_value(up_scale_ptr[segment * up_scale_group
-              + col * up_scale_ld + k_at / scaled_k + q]) : 0.0f;
-        }
+      for (int half = 0; half < 2; ++half) {
+        const int col = col0 + n * 16 + half * 8 + lane / 4;
+        w_gate_scales_next[0][n][half] = k_at < full_k ? *reinterpret_cast<const unsigned short*>(gate_scale_ptr
+            + segment * gate_scale_group + col * gate_scale_ld + k_at / scaled_k) : 0u;
+        w_up_scales_next[0][n][half] = k_at < full_k ? *reinterpret_cast<const unsigned short*>(up_scale_ptr + segment * up_scale_group
+            + col * up_scale_ld + k_at / scaled_k) : 0u;
       }
     }
   };
   const auto load_parts = [&](int step, int k, int buffer) {
     const unsigned char* const slice = shared + step % stages * slice_bytes;
-    load_row(x_part[buffer][0], slice + (x_lane ^ k * 64));
+    const uint4 row = *reinterpret_cast<const uint4*>(slice + (x_lane ^ k * 64));
+    in_pairs(x_part[buffer][0], row);
     #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      load_codes(w_gate_part[buffer][n], slice + (w_gate_lane ^ k * 16) + n * (16 * w_gate_words * 2), 8 * w_gate_words * 2, mask);
+      #pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        const unsigned char* const from = slice + (w_gate_lane ^ k * 16) + (n * 2 + column) * (8 * w_gate_words * 2);
+        unsigned words[1];
+        memcpy(words, __builtin_assume_aligned(from, 4), 4);
+        widen(w_gate_part[buffer][n][column], words, mask);
+      }
     }
     #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      load_codes(w_up_part[buffer][n], slice + (w_up_lane ^ k * 16) + n * (16 * w_up_words * 2), 8 * w_up_words * 2, mask);
+      #pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        const unsigned char* const from = slice + (w_up_lane ^ k * 16) + (n * 2 + column) * (8 * w_up_words * 2);
+        unsigned words[1];
+        memcpy(words, __builtin_assume_aligned(from, 4), 4);
+        widen(w_up_part[buffer][n][column], words, mask);
+      }
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 4; i += 2) {
       #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        multiply_add(grouped_matmul_sums_unscaled[n][0], w_gate_part[buffer][n][half],
-            x_part[buffer][0][half * 2], x_part[buffer][0][half * 2 + 1]);
+        const unsigned (&pairs)[2][4] = w_gate_part[buffer][n];
+        const unsigned columns[4] = {pairs[0][i], pairs[1][i], pairs[0][i + 1], pairs[1][i + 1]};
+        multiply_add(grouped_matmul_sums_unscaled[n][0], columns, x_part[buffer][0][i], x_part[buffer][0][i + 1]);
       }
     }
     #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 4; i += 2) {
       #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        multiply_add(grouped_matmul_from_x_sums_unscaled[n][0], w_up_part[buffer][n][half],
-            x_part[buffer][0][half * 2], x_part[buffer][0][half * 2 + 1]);
+        const unsigned (&pairs)[2][4] = w_up_part[buffer][n];
+        const unsigned columns[4] = {pairs[0][i], pairs[1][i], pairs[0][i + 1], pairs[1][i + 1]};
+        multiply_add(grouped_matmul_from_x_sums_unscaled[n][0], columns, x_part[buffer][0][i], x_part[buffer][0][i + 1]);
       }
     }
   };
@@ -463,8 +466,22 @@ grouped_mxfp4(
   __syncwarp();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
-    memcpy(w_gate_scales, w_gate_scales_next, sizeof(w_gate_scales));
-    memcpy(w_up_scales, w_up_scales_next, sizeof(w_up_scales));
+    #pragma unroll
+    for (int q = 0; q < 2; ++q) {
+      #pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        #pragma unroll
+        for (int half = 0; half < 2; ++half) w_gate_scales[q][n][half] = f8e8m0_value(static_cast<unsigned char>(w_gate_scales_next[q / 2][n][half] >> q % 2 * 8));
+      }
+    }
+    #pragma unroll
+    for (int q = 0; q < 2; ++q) {
+      #pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        #pragma unroll
+        for (int half = 0; half < 2; ++half) w_up_scales[q][n][half] = f8e8m0_value(static_cast<unsigned char>(w_up_scales_next[q / 2][n][half] >> q % 2 * 8));
+      }
+    }
     #pragma unroll
     for (int k = 0; k < 2; ++k) {
       if (k < 1) {

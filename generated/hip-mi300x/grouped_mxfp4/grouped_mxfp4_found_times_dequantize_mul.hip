@@ -59,9 +59,10 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// the power of 2 that an f8e8m0 is
+// the power of 2 that an f8e8m0 is: 0 is 2^-127, below a float's exponents, and what would be infinity NaN
 __device__ __forceinline__ float f8e8m0_value(unsigned char x) {
-  return __uint_as_float(x == 0xff ? 0x7fc00000u : x == 0 ? 0x400000u : static_cast<unsigned>(x) << 23);
+  const float power = fmaxf(__uint_as_float(static_cast<unsigned>(x) << 23), 5.87747175e-39f);
+  return fmaf(power, 0.0f, power);
 }
 
 // the number that a nibble is: its exponent and mantissa behind those of f32, which are 2^126 times as much
