@@ -99,8 +99,8 @@ REDUCED_REGISTERS = 32  # what rows of a tile are reduced to: tiles that had few
 SCALED_REGISTERS = 80  # scales of a slice's blocks, and what finds them: 64 x 32 tiles spilled 92 to 128 B on an H200
 REGISTER_STAGES = (2,)  # through registers one slice is on its way, whatever the ring's length
 # Of grouped products of codes, without what else there is: 8 x 64 tiles of two products in MXFP4 spilled 636 B on an
-# H200 and took 79 us where 8 x 16 took 34; 8 x 32 of slices of 128, which have so many, spilled nothing.
-MOST_CODED = 180
+# H200 and took 79 us where 8 x 16 took 34; 8 x 32 of slices of 128, which have 168, spilled 8 B for an A100.
+MOST_CODED = 164
 CLUSTERS = (1, 2, 4)
 FEW_SMS = 16  # as many as a cluster has blocks, where a launch is one
 IN_FLIGHT_BYTES = 24 * 1024  # bytes that an SM must ask for ahead, at least, to be worth a candidate

@@ -9,7 +9,7 @@
 //         return (up + 1.0) * gate * F.sigmoid(1.702 * gate)
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     8 x 32 tiles, slice-K by 2 groups of warps; slices of 128 in a ring of 3 for each group;
+// tile     8 x 32 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 3 for each group;
 //          codes of f4e2m1 widened on their way to the tensor cores, sums scaled for every 32 of K;
 //          each of rows of one of 128 groups
 // traffic  283.9 MB moved, 283.9 MB ideal, 9557.9 MB with products apart, 1133.6 MB unfused in 10
@@ -82,8 +82,8 @@ __device__ __forceinline__ float f8e8m0_value(unsigned char x) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 8, tile_cols = 32, tile_k = 128, stages = 3;
-constexpr int split_k = 2, steps = 12;  // parts of K, and slices of each
+constexpr int tile_rows = 8, tile_cols = 32, tile_k = 64, stages = 3;
+constexpr int split_k = 2, steps = 23;  // parts of K, and slices of each
 constexpr int tiles_across = 90;
 constexpr int segments = 128;  // groups of rows
 constexpr int full_k = 2880;
@@ -327,12 +327,12 @@ grouped_mxfp4(
 
   // the ring of 3 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + k_group * (stages * slice_elements);
-  const int x_m = lane / 16, x_k = lane % 16 * 8;
+  const int x_m = lane / 8, x_k = lane % 8 * 8;
   const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
-  const int w_gate_n = lane / 4, w_gate_k = lane % 4 * 8;
+  const int w_gate_n = lane / 2, w_gate_k = lane % 2 * 8;
   const unsigned short* w_gate_from = reinterpret_cast<const unsigned short*>(w_gate_ptr + segment * w_gate_group + (col0
       + w_gate_n) * w_gate_ld) + k_group * w_gate_words + w_gate_k;  // 16 bits of codes each
-  const int w_up_n = lane / 4, w_up_k = lane % 4 * 8;
+  const int w_up_n = lane / 2, w_up_k = lane % 2 * 8;
   const unsigned short* w_up_from = reinterpret_cast<const unsigned short*>(w_up_ptr + segment * w_up_group + (col0 + w_up_n) * w_up_ld)
       + k_group * w_up_words + w_up_k;  // 16 bits of codes each
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
@@ -340,44 +340,44 @@ grouped_mxfp4(
     const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
     const int k_at = (step * split_k + k_group) * tile_k;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + place<16>(x_m + v * 2, x_k) * 2;
-      copy_chunk<8>(to, x_from + v * 2 * x_stride, x_m + v * 2 < rows_here && k_at + x_k < full_k ? 8 : 0);
+    for (int v = 0; v < 2; ++v) {
+      const unsigned to = slice + place<8>(x_m + v * 4, x_k) * 2;
+      copy_chunk<8>(to, x_from + v * 4 * x_stride, x_m + v * 4 < rows_here && k_at + x_k < full_k ? 8 : 0);
     }
     x_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + (w_gate_at + place<4>(w_gate_n + v * 8, w_gate_k)) * 2;
-      copy_evict_first(to, w_gate_from + (v * 8) * (w_gate_ld / 2), k_at + w_gate_k * 4 < full_k ? 8 : 0);
+    for (int v = 0; v < 2; ++v) {
+      const unsigned to = slice + (w_gate_at + place<2>(w_gate_n + v * 16, w_gate_k)) * 2;
+      copy_evict_first(to, w_gate_from + (v * 16) * (w_gate_ld / 2), k_at + w_gate_k * 4 < full_k ? 8 : 0);
     }
     w_gate_from += split_k * w_gate_words;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + (w_up_at + place<4>(w_up_n + v * 8, w_up_k)) * 2;
-      copy_evict_first(to, w_up_from + (v * 8) * (w_up_ld / 2), k_at + w_up_k * 4 < full_k ? 8 : 0);
+    for (int v = 0; v < 2; ++v) {
+      const unsigned to = slice + (w_up_at + place<2>(w_up_n + v * 16, w_up_k)) * 2;
+      copy_evict_first(to, w_up_from + (v * 16) * (w_up_ld / 2), k_at + w_up_k * 4 < full_k ? 8 : 0);
     }
     w_up_from += split_k * w_up_words;
   };
 
-  // 12 slices of 128, 32 of K at a time: a lane has 8 neighbours in K of each row, and 8 codes of two columns
+  // 23 slices of 64, 32 of K at a time: a lane has 8 neighbours in K of each row, and 8 codes of two columns
   // of each fragment. They are loaded and widened one step ahead of their use, across slices too.
   // threadIdx.y is 0, and as good as unknown: of a constant ptxas keeps a copy in a register for each of its uses.
   // It is added: an XOR would become part of each use, and that two instructions in place of one
   const unsigned mask = 0x01c001c0u + threadIdx.y;
   unsigned x_part[2][1][4];
-  const int x_lane = k_group * (stages * slice_bytes) + place<16>(lane / 4, lane % 4 * 8) * 2;
+  const int x_lane = k_group * (stages * slice_bytes) + place<8>(lane / 4, lane % 4 * 8) * 2;
   unsigned w_gate_part[2][2][2][4];
-  const int w_gate_lane = k_group * (stages * slice_bytes) + (w_gate_at + place<4>(lane / 4, lane % 4 / 4 * 8)) * 2 + lane % 4 * 4;
+  const int w_gate_lane = k_group * (stages * slice_bytes) + (w_gate_at + place<2>(lane / 4, lane % 4 / 4 * 8)) * 2 + lane % 4 * 4;
   float grouped_matmul_sums[2][1][4] = {};
   float grouped_matmul_sums_unscaled[2][1][4] = {};  // of the group of K at hand
-  float w_gate_scales[4][2][2];
-  unsigned short w_gate_scales_next[2][2][2];  // as they lie in memory
+  float w_gate_scales[2][2][2];
+  unsigned short w_gate_scales_next[1][2][2];  // as they lie in memory
   unsigned w_up_part[2][2][2][4];
-  const int w_up_lane = k_group * (stages * slice_bytes) + (w_up_at + place<4>(lane / 4, lane % 4 / 4 * 8)) * 2 + lane % 4 * 4;
+  const int w_up_lane = k_group * (stages * slice_bytes) + (w_up_at + place<2>(lane / 4, lane % 4 / 4 * 8)) * 2 + lane % 4 * 4;
   float grouped_matmul_from_x_sums[2][1][4] = {};
   float grouped_matmul_from_x_sums_unscaled[2][1][4] = {};  // of the group of K at hand
-  float w_up_scales[4][2][2];
-  unsigned short w_up_scales_next[2][2][2];  // as they lie in memory
+  float w_up_scales[2][2][2];
+  unsigned short w_up_scales_next[1][2][2];  // as they lie in memory
   const auto fetch_scales = [&](int step) {
     const int k_at = (step * split_k + k_group) * tile_k;
     #pragma unroll
@@ -385,16 +385,10 @@ grouped_mxfp4(
       #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int col = col0 + n * 16 + half * 8 + lane / 4;
-        #pragma unroll
-        for (int v = 0; v < 2; ++v) {
-          w_gate_scales_next[v][n][half] = k_at + v * 2 * scaled_k < full_k ? *reinterpret_cast<const unsigned short*>(gate_scale_ptr
-              + segment * gate_scale_group + col * gate_scale_ld + k_at / scaled_k + v * 2) : 0u;
-        }
-        #pragma unroll
-        for (int v = 0; v < 2; ++v) {
-          w_up_scales_next[v][n][half] = k_at + v * 2 * scaled_k < full_k ? *reinterpret_cast<const unsigned short*>(up_scale_ptr
-              + segment * up_scale_group + col * up_scale_ld + k_at / scaled_k + v * 2) : 0u;
-        }
+        w_gate_scales_next[0][n][half] = k_at < full_k ? *reinterpret_cast<const unsigned short*>(gate_scale_ptr
+            + segment * gate_scale_group + col * gate_scale_ld + k_at / scaled_k) : 0u;
+        w_up_scales_next[0][n][half] = k_at < full_k ? *reinterpret_cast<const unsigned short*>(up_scale_ptr + segment * up_scale_group
+            + col * up_scale_ld + k_at / scaled_k) : 0u;
       }
     }
   };
@@ -473,7 +467,7 @@ grouped_mxfp4(
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
     #pragma unroll
-    for (int q = 0; q < 4; ++q) {
+    for (int q = 0; q < 2; ++q) {
       #pragma unroll
       for (int n = 0; n < 2; ++n) {
         #pragma unroll
@@ -481,7 +475,7 @@ grouped_mxfp4(
       }
     }
     #pragma unroll
-    for (int q = 0; q < 4; ++q) {
+    for (int q = 0; q < 2; ++q) {
       #pragma unroll
       for (int n = 0; n < 2; ++n) {
         #pragma unroll
@@ -489,8 +483,8 @@ grouped_mxfp4(
       }
     }
     #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k < 3) {
+    for (int k = 0; k < 2; ++k) {
+      if (k < 1) {
         load_parts(step, k + 1, (k + 1) % 2);
       } else if (!last) {
         wait_copies<stages - 2>();
