@@ -153,7 +153,7 @@ def of_views(x: f32[M, N]) -> f32[N, M // 2]:
     return F.cumsum(x[::2].T * 2)[:, ::-1]
 
 
-CUT: dict[str, tuple[Chain, int, Callable[..., Array]]] = {
+CUT: dict[str, tuple[Chain, int, Callable[..., Array]]] = {  # in so many steps
     "of a product": (of_a_product, 2, lambda x, w: np.cumsum(x @ w.T, -1)),
     "of what was chosen": (of_chosen, 2, lambda x: np.cumsum(-np.sort(-x, -1)[:, :4], -1)),
     "taken": (taken, 2, lambda x: np.take_along_axis(np.cumsum(x, -1), np.argsort(-x, -1)[:, :4], -1)),
@@ -164,13 +164,13 @@ CUT: dict[str, tuple[Chain, int, Callable[..., Array]]] = {
 
 @pytest.mark.parametrize("name", CUT)
 def test_beside_other_axes_it_is_a_program(name: str) -> None:
-    spec, kernels, meaning = CUT[name]
+    spec, steps, meaning = CUT[name]
     rng = np.random.default_rng(1)
     sizes = {"M": spec.graph.sizes["M"], "N": spec.graph.sizes["N"], "K": 64}
     arrays = [rng.standard_normal([sizes[str(s)] for s in t.shape]).astype(t.dtype.numpy) for t in spec.graph.inputs]
     program = compile(spec, H200, on="emulator")
     assert isinstance(program, Program)
-    assert len(program.kernels) == kernels
+    assert len(program.plan.steps) == steps
     np.testing.assert_allclose(program(*arrays), meaning(*(a.astype(float) for a in arrays)), rtol=1e-4, atol=1e-4)
 
 
