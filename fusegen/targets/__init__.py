@@ -13,13 +13,14 @@ from difflib import get_close_matches
 from fusegen.errors import RequestError
 from fusegen.targets import cuda, hip, rdna
 from fusegen.targets.base import Spelling, Target
-from fusegen.targets.cuda import A100, B200, H100, H200, L40S
+from fusegen.targets.cuda import A100, B200, B300, H100, H200, L40S, RTX5090, RTXPRO6000
 from fusegen.targets.hip import MI210, MI250, MI250X, MI300A, MI300X, MI325X, MI350X, MI355X
 from fusegen.targets.rdna import R9700, RX7900XTX, RX9070XT, W7900
 
 __all__ = [
     "A100",
     "B200",
+    "B300",
     "GOLDEN_SPECS",
     "GOLDEN_TARGETS",
     "H100",
@@ -35,6 +36,8 @@ __all__ = [
     "MI350X",
     "MI355X",
     "R9700",
+    "RTX5090",
+    "RTXPRO6000",
     "RX7900XTX",
     "RX9070XT",
     "TARGETS",

@@ -259,8 +259,8 @@ FLOAT_MMA_SYNC = tuple(narrow(mma_sync(*left, k=32), *right) for left, right in 
 ADA_MMA_SYNC = (*MMA_SYNC, *WHOLE_MMA_SYNC, *FLOAT_MMA_SYNC)
 NARROW_WGMMA = tuple(narrow(warpgroup_mma(*left, k=32), *right) for left, right in (*FLOAT_PAIRS, *WHOLE_PAIRS))
 WGMMA = (*(warpgroup_mma(*each) for each in FACTORS), *NARROW_WGMMA)  # of sm_90a alone
-# of sm_100a alone. NVIDIA does not say how many bits it keeps of sums of 8-bit floats. Who measured a B200 found f32's
-# and more: 25 bits below the leading one (deepseek-ai/DeepGEMM#176; Khattak & Mikaitis, as above)
+# of sm_100a and sm_103a. NVIDIA does not say how many bits it keeps of sums of 8-bit floats. Who measured a B200 found
+# f32's and more: 25 bits below the leading one (deepseek-ai/DeepGEMM#176; Khattak & Mikaitis, as above)
 TCGEN05 = (
     *(tensor_memory_mma(*each) for each in ((f16, "f16", 16), (bf16, "f16", 16), (f32, "tf32", 8))),
     *(tensor_memory_mma(kind, "i8", 32) for kind, _ in WHOLES),
@@ -505,7 +505,51 @@ B200 = replace(
     narrow_tflops=4500.0,  # HGX B200 data sheet: 72 PFLOPS with sparsity for eight
 )
 
-MODELS: tuple[Target, ...] = (A100, L40S, H100, H200, B200)
+# Blackwell Ultra, whose rates but those of 4 bits and of f64 are B200's (HGX B300 data sheet). ptxas refuses
+# `.kind::i8` for sm_103a, so that whole numbers are mma.sync's.
+B300 = replace(
+    B200,
+    model="b300",
+    arch="sm_103a",
+    atoms=(*(atom for atom in TCGEN05 if atom.factors.kind == "float"), *ADA_MMA_SYNC),
+)
+
+# Blackwell's workstation and consumer GPUs ("NVIDIA RTX Blackwell GPU Architecture", appendix): compute capability 12.0
+# has the shared memory and threads of 8.9, bulk copies and dependent launches, and neither wgmma nor tcgen05. It has
+# clusters, too, which are left alone: CUTLASS's kernels for it take none, and nobody has measured them here.
+RTX5090 = replace(
+    H100,
+    model="rtx5090",
+    arch="sm_120",
+    atoms=ADA_MMA_SYNC,
+    max_cluster=1,
+    sms=170,
+    shared_bytes=L40S.shared_bytes,
+    shared_per_sm=L40S.shared_per_sm,
+    threads_per_sm=L40S.threads_per_sm,
+    blocks_per_sm=L40S.blocks_per_sm,
+    l2_bytes=96 * 1024**2,
+    dram_gbs=1792.0,
+    fp32_tflops=104.8,
+    matrix_tflops=209.5,  # summed in f32, which a GeForce does at half of the rate
+    f32_tflops=104.8,
+    narrow_tflops=838.0,
+    f8_tflops=419.0,  # summed in f32, likewise
+)
+
+RTXPRO6000 = replace(
+    RTX5090,
+    model="rtxpro6000",
+    sms=188,
+    l2_bytes=128 * 1024**2,
+    fp32_tflops=125.0,  # RTX PRO 6000 Blackwell data sheet
+    matrix_tflops=503.8,
+    f32_tflops=251.9,
+    narrow_tflops=1007.6,
+    f8_tflops=1007.6,
+)
+
+MODELS: tuple[Target, ...] = (A100, L40S, H100, H200, B200, B300, RTX5090, RTXPRO6000)
 DEFAULT = H200
 
 ARCHES: Mapping[str, Target] = {
@@ -515,5 +559,7 @@ ARCHES: Mapping[str, Target] = {
     "sm_90a": H200,
     "sm_100": replace(B200, model="sm_100", arch="sm_100", atoms=ADA_MMA_SYNC),
     "sm_100a": B200,
+    "sm_103a": B300,
+    "sm_120": RTX5090,
 }
 """Architectures a target may be named by, each with the facts of its best-known model."""

@@ -38,6 +38,8 @@ NAMES = (
     "cuda:sm_90a",
     "cuda:sm_100",
     "cuda:sm_100a",
+    "cuda:sm_103a",
+    "cuda:sm_120",
     "hip:gfx90a",
     "hip:gfx942",
     "hip:gfx950",

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from fusegen.language.types import bf16, f8e4m3, f16, f32
+from fusegen.language.types import bf16, f8e4m3, f16, f32, i8
 from fusegen.planner import candidates
-from fusegen.targets import B200, H200, TARGETS, Target, target
+from fusegen.targets import B200, B300, H200, RTX5090, TARGETS, Target, target
 from fusegen.targets.atoms import Atom, Fragment, Term
 from tests import gemms
 
@@ -143,6 +143,10 @@ def test_targets_name_what_they_have() -> None:
     assert names(B200, "thread") == {f"tcgen05.mma.m128nNk{k}" for k in (8, 16, 32)}
     assert names(target("cuda:sm_100"), "thread") == set(), "code for every compute capability 10 has none"
     assert names(B200, "warp") == {f"mma.sync.m16n8k{k}" for k in (8, 16, 32)}
+    assert names(B300, "thread") == names(B200, "thread")
+    assert B200.atoms_of("thread", i8)
+    assert not B300.atoms_of("thread", i8), "ptxas knows no .kind::i8 for sm_103a"
+    assert {atom.issuer for atom in RTX5090.atoms} == {"warp"}
     assert [atom.rows for atom in target("hip:mi300x").atoms_of("warp", f32)] == [32, 16]
 
 
