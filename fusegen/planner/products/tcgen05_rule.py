@@ -35,7 +35,7 @@ from fusegen.targets.base import Target
 def tcgen05(graph: Graph, target: Target, layout: Layout) -> Iterator[Tcgen05Plan]:
     """Every tile."""
     if not target.tcgen05:
-        raise NotFor(f"{target.arch} has no tcgen05; sm_100a has")
+        raise NotFor(f"{target.arch} has no tcgen05; sm_100a and sm_103a have")
     hoisted, parts = taken_apart(graph)
     first = parts.products[0]
     if not target.atoms_of("thread", first.left.dtype, first.right.dtype):
