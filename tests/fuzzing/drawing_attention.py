@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from tests.fuzzing import arithmetic
-from tests.fuzzing.bounded import EPS, INF, Array, Bounded, settled, size_of
+from tests.fuzzing.bounded import EPS, INF, TINY, Array, Bounded, settled, size_of
 from tests.fuzzing.draft import Draft, Meaning, Output, Term
 from tests.fuzzing.products import product, turned
 from tests.fuzzing.rows import uniform
@@ -17,7 +17,7 @@ QUERIES = (1, 2, 3, 7, 16, 17, 33, 40, 64, 65, 70)
 KEYS = (1, 2, 5, 8, 31, 32, 33, 63, 64, 65, 90, 128, 130)
 DEPTHS = (8, 16, 24, 32, 40, 64, 72)
 ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8}  # of weights, half a unit in the last place
-SMALLEST = {"f16": 2.0**-25, "bf16": 0.0}  # half of the smallest number, where f32 has smaller ones
+SMALLEST = {"f16": 2.0**-25, "bf16": TINY}  # half of the smallest number, or what f32 may flush
 
 
 class Attention(Draft):
