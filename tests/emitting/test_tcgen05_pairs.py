@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -61,15 +60,6 @@ def test_a_pair_brings_the_right_factor_once() -> None:
     assert (pair.tile.left_bytes, pair.tile.right_bytes) == (128 * 128, 128 * 128)
     assert (alone.tile.left_bytes, alone.tile.right_bytes) == (128 * 128, 256 * 128)
     assert pair.cost.time_us < alone.cost.time_us
-
-
-@pytest.mark.always
-def test_the_kernel_is_the_one_that_was_read(request: pytest.FixtureRequest) -> None:
-    """To be read from its header to its last store: `pytest --update-golden` writes it anew, to be read again."""
-    file, text = Path(__file__).with_name("tcgen05_pair_linear.cu"), render(pairs(linear)[0]).text
-    if request.config.getoption("--update-golden"):
-        file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8")
 
 
 @needs_check

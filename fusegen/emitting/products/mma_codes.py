@@ -28,7 +28,7 @@ from fusegen.planner.products.gemm import CODES_STEP
 from fusegen.planner.products.parts import Coding
 
 CODES_A_LANE = 8  # of a step: neighbours in K of one column
-BYTES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned"}  # words of so many
+WORDS: Mapping[int, str] = {1: "unsigned char", 2: "unsigned short", 4: "unsigned"}  # of so many bytes
 WORD_BITS = 16  # codes are copied as elements of the ring
 
 
@@ -336,7 +336,7 @@ class CodesSpeller(GemmWords):
         at = f"{self.pointers[scales.tensor]} + {self.own_scales(scales)}col * {scales.name}_ld + {number}"
         held = f"{own.name}_scales_next[{'q' if width == 1 else f'q / {width}'}][n][half]"
         if scales.dtype.bytes == 1:  # as one word: of bytes in a vector each is taken out twice
-            kind, none = BYTES[width], "0u"
+            kind, none = WORDS[width], "0u"
             load = f"*reinterpret_cast<const {kind}*>({at})" if width > 1 else f"({at})[0]"
             code = f"{held} >> q % {width} * 8" if width > 1 else held
             value = self.to_value(scales.dtype, f"static_cast<{self.ctype(scales.dtype)}>({code})")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusegen.emitting.hopper import wgmma
-from fusegen.emitting.products.mma_codes import WIDENINGS, ZERO_OF
+from fusegen.emitting.products.mma_codes import WIDENINGS, WORDS, ZERO_OF
 from fusegen.emitting.products.wgmma_promoted import PromotedSpeller
 from fusegen.language.types import u4
 from fusegen.planner.model import Access
@@ -36,7 +36,7 @@ class CodesSpeller(PromotedSpeller):
         codings = [right.coding for right in output_group.rights if right.coding is not None]
         of_slice = f"{self.step} * {tile.slices_a_stage} + i"
         of_number = f"({of_slice}) / {coding.group // plan.line}" if coding.group else "0"
-        words = {1: "unsigned char", 2: "unsigned short", 4: "unsigned"}[coding.scales.dtype.bytes]
+        words = WORDS[coding.scales.dtype.bytes]
         bits = f"reinterpret_cast<const {self.ctype(coding.scales.dtype)}&>(next_scales[r8])"
         value = self.to_value(coding.scales.dtype, bits)
         scales = [f"reinterpret_cast<const {words}*>({self.line_of_column(c.scales)})" for c in codings]

@@ -28,7 +28,7 @@ from fusegen.planner.products.parts import BlockScales, Coding, Operand
 SEGMENT = "segment"  # the kernel's index of a group of rows
 K_BEGIN = "k_begin"  # where a group of K begins
 LEAST_COPY_BYTES = 4
-DEEPEST_SLICE = 128  # of those that codes come in
+DEEPEST_SLICE = 128  # of streams: elements of two bytes, or their codes
 MOST_STREAMED_ROWS = 64  # rows: one slice-K group's sums fill its registers then
 
 

@@ -18,7 +18,7 @@ from fusegen.planner.products.gemm import (
     shared_bytes,
 )
 from fusegen.planner.products.gemm_duration import gemm_registers
-from fusegen.planner.products.mma_operands import MOST_STREAMED_ROWS, MmaDraft
+from fusegen.planner.products.mma_operands import DEEPEST_SLICE, MOST_STREAMED_ROWS, MmaDraft
 from fusegen.planner.products.parts import Coding, Operand
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
@@ -91,7 +91,7 @@ GROUPED_SHORT_WAVES: Mapping[int, tuple[GemmTile, ...]] = {2: (GemmTile(64, 128,
 MOST_SUMS = 2048  # of one warp: 64 registers a thread
 MOST_AHEAD_ELEMENTS = 4096  # elements of the left operand in one slice: the compiler loads fragments of all of it ahead
 STREAM_COLS = (16, 32, 64)
-STREAM_K = (64, 128)
+STREAM_K = (64, DEEPEST_SLICE)
 STREAM_SLICE_K = (2, 4, 8)
 STREAM_STAGES = (3, 4, 6)
 ALONE_STAGES = (3, 4)  # of one warp: 6 spilled 16 B on an H200

@@ -168,11 +168,10 @@ struct Segment {
   bool of_group;  // else its rows are of none
 };
 
-// of a lane's own groups, 4 side by side: where those before them end, and where all do up to the last one; and how many tiles
-// these have
+// what a lane knows of its own 4 groups, which lie one behind the other
 struct Own {
-  int begin, end;
-  unsigned before, behind;
+  int begin, end;  // rows: where the groups before end, and where the last of its own does
+  unsigned before, behind;  // tiles: of the groups before, and of its own too
 };
 
 // v of the lane so many before this one
@@ -471,7 +470,9 @@ grouped_mxfp4(
       #pragma unroll
       for (int n = 0; n < 2; ++n) {
         #pragma unroll
-        for (int half = 0; half < 2; ++half) w_gate_scales[q][n][half] = f8e8m0_value(static_cast<unsigned char>(w_gate_scales_next[q / 2][n][half] >> q % 2 * 8));
+        for (int half = 0; half < 2; ++half) {
+          w_gate_scales[q][n][half] = f8e8m0_value(static_cast<unsigned char>(w_gate_scales_next[q / 2][n][half] >> q % 2 * 8));
+        }
       }
     }
     #pragma unroll
@@ -479,7 +480,9 @@ grouped_mxfp4(
       #pragma unroll
       for (int n = 0; n < 2; ++n) {
         #pragma unroll
-        for (int half = 0; half < 2; ++half) w_up_scales[q][n][half] = f8e8m0_value(static_cast<unsigned char>(w_up_scales_next[q / 2][n][half] >> q % 2 * 8));
+        for (int half = 0; half < 2; ++half) {
+          w_up_scales[q][n][half] = f8e8m0_value(static_cast<unsigned char>(w_up_scales_next[q / 2][n][half] >> q % 2 * 8));
+        }
       }
     }
     #pragma unroll
@@ -497,7 +500,7 @@ grouped_mxfp4(
         commit_copies();
       }
       multiply(k % 2);
-      if (k % 1 == 0) scale_sums(k / 1);
+      scale_sums(k);
     }
   };
   #pragma unroll 1

@@ -249,7 +249,9 @@ w8a16_gemm(
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
     #pragma unroll
-    for (int half = 0; half < 2; ++half) w_scales[0][0][half] = __bfloat162float(w_scales_next[0][0][half].at[0]);
+    for (int half = 0; half < 2; ++half) {
+      w_scales[0][0][half] = __bfloat162float(w_scales_next[0][0][half].at[0]);
+    }
     #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (k < 3) {

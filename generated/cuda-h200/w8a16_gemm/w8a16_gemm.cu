@@ -263,7 +263,9 @@ w8a16_gemm(
     #pragma unroll
     for (int n = 0; n < 2; ++n) {
       #pragma unroll
-      for (int half = 0; half < 2; ++half) w_scales[0][n][half] = __bfloat162float(w_scales_next[0][n][half].at[0]);
+      for (int half = 0; half < 2; ++half) {
+        w_scales[0][n][half] = __bfloat162float(w_scales_next[0][n][half].at[0]);
+      }
     }
     #pragma unroll
     for (int k = 0; k < 4; ++k) {

@@ -114,11 +114,10 @@ struct Segment {
   bool of_group;  // else its rows are of none
 };
 
-// of a lane's own groups, 1 side by side: where those before them end, and where all do up to the last one; and how many tiles
-// these have
+// what a lane knows of its own group
 struct Own {
-  int begin, end;
-  unsigned before, behind;
+  int begin, end;  // rows: where the groups before end, and where its own does
+  unsigned before, behind;  // tiles: of the groups before, and of its own too
 };
 
 // v of the lane so many before this one
