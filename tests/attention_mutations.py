@@ -76,7 +76,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("the ends of the first row alone", "rows below need more keys", CAUSAL,
              r"most\(top_ends\.end, last_ends\.end\)", "top_ends.end"),
     mutation("the ends of one thread's row", "threads do not bring their ends together", DOCUMENT,
-             r"(met_end = met\[\d\]\[w\]) > met_end \? met\[\d\]\[w\] : met_end;", r"\1;"),
+             r"(met_end = met\[\d\]\[1\]) > met_end \? met\[\d\]\[1\] : met_end;", r"\1;"),
     mutation("the ends of a warp's first row", "lanes do not bring their ends together", DOCUMENT,
              r"meet_most\(within_keys\(own\.end\)\)", "within_keys(own.end)"),
     mutation("no barrier between the ends", "ends are read before all warps wrote them", DOCUMENT,

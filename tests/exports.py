@@ -127,6 +127,7 @@ class Library:
         return str(self.loaded.fusegen_message().decode())
 
     def workspace(self, *sizes: int) -> np.ndarray[Any, Any]:
+        self.begin()  # it depends on the GPU
         function = getattr(self.loaded, f"{self.made.name}_workspace")
         function.restype = ctypes.c_size_t
         held = np.full(int(function(*map(ctypes.c_int64, sizes))) + 256, 0xFF, np.uint8)
