@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from fusegen.errors import SpecError
 from fusegen.language.graph import CASTS, Graph, Kind, Node, Tensor, shown_by
 from fusegen.language.lookup import rows_put
 from fusegen.language.naming import entry_name
 from fusegen.language.reference import draws, load_reference
-from fusegen.language.sizes import dims_in, unit_of
+from fusegen.language.sizes import dims_in
 from fusegen.language.types import Dim, DType, bf16, f16, f32, size_of
 from fusegen.language.views import View, positions_in
 from fusegen.planner.programs.model import Binding
@@ -43,6 +42,7 @@ from fusegen.validation.checks import (
 )
 from fusegen.validation.compare import Compared
 from fusegen.validation.compare import judged as judged_share
+from fusegen.validation.even_sizes import even_sizes
 from fusegen.validation.few_parts import in_turn, turns_of, with_few_parts
 from fusegen.validation.grouped import computed_ends, ends_of, group_ends, in_groups
 from fusegen.validation.in_place import NAME as IN_PLACE
@@ -87,7 +87,6 @@ from fusegen.validation.report import Report
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SEVERAL_BLOCKS = (5, 7)  # the first sizes where a launch has several steps, whose rows are along some of the dims
-MOST_MORE = 64  # rows beside those asked for, until sizes that are computed come out even
 
 
 def validate(
@@ -281,15 +280,8 @@ class ProgramChecks(Checks):
             for name, size in zip(free[:-1], outer, strict=False):
                 sizes[name] = size if rows >= 2 * size else 1
             sizes[free[-1]] = -(-rows // math.prod(sizes[name] for name in free[:-1]))
-            for more in range(MOST_MORE if self.graph.viewed else 0):
-                if comes_out_even(self.graph, sizes):
-                    break
-                name = free[more % len(free)]
-                sizes[name] += 1
-            else:
-                for name in free if self.graph.viewed else ():
-                    unit = unit_of(self.graph.computed_sizes, name)
-                    sizes[name] = -(-sizes[name] // unit) * unit
+            if self.graph.viewed:
+                sizes = even_sizes(self.graph, sizes, free)
         return {**sizes, **{n: size for n, size in with_places(self.graph, sizes).items() if n in tables}}
 
     def operands(
@@ -554,15 +546,6 @@ def with_new_rows(tensor: Tensor, table: Mapping[Any, Bounded], before: Array) -
     known = np.where(np.isfinite(wide(before)), 0.0, np.inf)
     error = np.where(np.isnan(stored.error), np.inf, stored.error)
     return Bounded(value, rows_put(known, index, error))
-
-
-def comes_out_even(graph: Graph, sizes: Mapping[str, int]) -> bool:
-    """Are there such sizes of all that is computed from them?"""
-    try:
-        replace(graph, sizes=sizes, origin=None).need_sizes()
-    except SpecError:
-        return False
-    return True
 
 
 def moved(graph: Graph, free: Sequence[str]) -> bool:

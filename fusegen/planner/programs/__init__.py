@@ -7,6 +7,7 @@ makes the graphs of the pieces.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 
 from fusegen.errors import NoPlan
@@ -17,6 +18,7 @@ from fusegen.planner.attention.recognition import is_attention
 from fusegen.planner.launching import as_launched
 from fusegen.planner.model import Candidates, Plan
 from fusegen.planner.programs.grouping import groups_of_products
+from fusegen.planner.programs.heads_as_rows import heads_as_rows
 from fusegen.planner.programs.model import ProgramPlan, Step
 from fusegen.targets.base import Target
 
@@ -66,6 +68,11 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
     """The program to take in place of one kernel; None where one kernel is right. `found` are the one kernel's
     candidates. Raises NoPlan where neither can be planned."""
     graph, target = found.graph.written, found.target
+    if heads_as_rows(graph) is not graph:
+        with suppress(NoPlan):  # then heads have tiles of their own
+            rows = cheapest(graph, target)
+            if not found.plans or rows.time_us < found.plans[0].cost.time_us:
+                return rows
     if found.plans:
         least = found.plans[0].cost
         if column_reductions(graph):

@@ -19,6 +19,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from fusegen.errors import NoPlan
@@ -43,6 +44,7 @@ from fusegen.planner.programs import (
 from fusegen.planner.programs.column_parts import parted
 from fusegen.planner.programs.dependent import dependent
 from fusegen.planner.programs.grouping import groups_of_products
+from fusegen.planner.programs.heads_as_rows import heads_as_rows
 from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.kept import Outcome, remembered
 from fusegen.planner.programs.key_parts import keys_parted
@@ -113,6 +115,9 @@ def cheapest(
 ) -> ProgramPlan:  # fmt: skip
     """The cheapest program for `graph`. Raises NoPlan where no cut helps, or where none takes less than `below_us`.
     `dealt`: attention deals so many keys at a time to so many parts, whatever that costs."""
+    if (rows := heads_as_rows(graph)) is not graph:
+        with suppress(NoPlan):
+            return replace(cheapest(rows, target, below_us, most_states, dealt), graph=graph)
     search = Search(share_common(graph), target, dealt)
     limits = (below_us, most_states, dealt, MOST_STATES, ENOUGH_STATES, PATIENT_STATES, MOST_TRIED)
     outcome = remembered(search.graph, target, limits, lambda: search.outcome(below_us, most_states))
@@ -165,7 +170,9 @@ class Search:
 
     def may_undercut(self, one: Found) -> bool:
         """Several kernels instead of one: where a factor is computed, where tiles have to hold whole groups, or where a
-        row has channels, and is as long as they make it."""
+        row has channels, and is as long as they make it. Not of attention, whose scores no cut leaves out of memory."""
+        if any(plan.rule.startswith("attention") for kernel in one.kernels for _, plan in kernel.plans):
+            return False
         computed = any(not plain(factor) for product in self.graph.products for factor in product.inputs)
         channels = any(own.graph.repeated for kernel in one.kernels for own, _ in kernel.plans)
         return computed or channels or groups_of_products(self.graph)
