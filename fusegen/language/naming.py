@@ -84,7 +84,7 @@ PRODUCT_FRAME = frozenset(
     load_strided copy_chunk load_left_across load_right_across load_left_half_across load_fragment multiply_add
     copy_slice fetch_slice prepare_slice load_parts multiply take_slice Sums Half Fragment right_2 right_ptr right_2_ptr
     copy_left copy_right copy_evict_first own_address left_slices right_slices full empty pingpong pingpong_parity role
-    to_tf32 own parity stage
+    to_tf32 halves own parity stage
     arrived number at batch before sums staging buffer chunk sum_at r8 n8 tiles_here CUtensorMap Place place_of
     start_barrier wait_at arrive_at arrive_in expect_bytes copy_box copy_box_to_all store_box wait_stores store_matrices
     describe fragments prepared half quarter both made pair word prepare prepare_next kept kept_at store_kept ring_at

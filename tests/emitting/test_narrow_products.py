@@ -23,6 +23,7 @@ from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Plan, Source, Summed
 from fusegen.planner.products.factors import lacking
 from fusegen.planner.products.gemm import GemmPlan
+from fusegen.planner.products.halved import HALVES
 from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.planner.programs import program_instead
 from fusegen.planner.programs.model import ProgramPlan
@@ -69,6 +70,11 @@ def across(x: i8[M, K], w: i8[K, N]) -> i32[M, N]:
 @chain(M=300, N=264, K=400)
 def fnuz(x: f8e4m3fnuz[M, K], w: f8e5m2fnuz[N, K], sx: f32[M, 1]) -> f32[M, N]:
     return (x @ w.T) * sx
+
+
+@chain(M=300, N=264, K=400)
+def plain(x: f8e4m3[M, K], w: f8e4m3[N, K]) -> f32[M, N]:
+    return x @ w.T
 
 
 @chain(M=128, N=128, K=8192)
@@ -136,16 +142,15 @@ def test_types_that_a_target_does_not_multiply_are_refused() -> None:
     assert said == f"sm_80 has no matrix instruction of a warp for factors of f8e4m3{has}"
     said = {r.rule: r.reason for r in candidates(mixed.graph, MI300X).refusals}["gemm"]
     has = "; of 8 bits it multiplies f8e4m3fnuz, f8e5m2fnuz, i8"
-    halved = "F.cast(x * 0.5, f8e5m2fnuz) and F.cast(x * 0.5, f8e4m3fnuz)"
     assert said == (
         f"gfx942 has no matrix instruction of a warp for factors of f8e5m2 and f8e4m3{has}\n"
-        f"  multiply {halved}, which are exact, and the product by 2 for each of them"
+        "  infinities of f8e5m2 have no code in f8e5m2fnuz; make each factor F.cast(x, f16), which is exact"
     )
 
 
 @needs_compiler
 @pytest.mark.parametrize(("dtype", "halved"), [(f8e4m3, f8e4m3fnuz), (f8e5m2, f8e5m2fnuz)], ids=str)
-def test_ocp_s_codes_are_multiplied_as_those_of_gfx942(dtype: DType, halved: DType) -> None:
+def test_a_cast_to_gfx942_s_types_keeps_the_codes_of_halves(dtype: DType, halved: DType) -> None:
     """Half of each number has the same bits, but for -0, infinities and NaN. Every code meets every other in products
     of two rows; what those come to is exact, as each is of one product and zeros."""
 
@@ -172,6 +177,98 @@ def test_ocp_s_codes_are_multiplied_as_those_of_gfx942(dtype: DType, halved: DTy
         law = np.outer(one, one)
     np.testing.assert_array_equal(product[np.ix_(finite, finite)], law[np.ix_(finite, finite)])
     assert np.isnan(product[np.isnan(one)]).all()
+
+
+# ---------------------------------------------------------------- as halves, on gfx942
+
+
+def test_a_plan_says_that_factors_are_halved() -> None:
+    said = "factors of f8e4m3 to their halves, of f8e4m3fnuz, and sums by 4: exactly"
+    plan = first(scaled, MI300X, GemmPlan)
+    assert isinstance(plan, GemmPlan)
+    assert (plan.rounding[0], plan.halves) == (said, (True, True))
+    assert plan.atom.factors is f8e4m3fnuz
+    for spec, gpu in ((scaled, MI355X), (fnuz, MI300X), (whole, MI300X)):
+        found = first(spec, gpu, GemmPlan)
+        assert isinstance(found, GemmPlan)
+        assert (any(found.halves), any("halves" in line for line in found.rounding)) == (False, False)
+
+
+def test_only_halves_with_their_own_codes_are_multiplied_so() -> None:
+    """By ml_dtypes: all 256 codes of a type and of what stands for it."""
+    for stored, multiplied in HALVES.items():
+        codes = np.arange(256, dtype=np.uint8)
+        own, others = (codes.view(t.numpy).astype(np.float32) for t in (stored, multiplied))
+        same = own == 2 * others
+        assert set(codes[~same]) == {0x80, 0x7F, 0xFF}
+        assert np.isnan(own[[0x7F, 0xFF]]).all()
+        assert np.isnan(others[0x80])
+    assert f8e5m2 not in HALVES, "its infinities"
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", [256, 8], ids=["tiles", "streams"])
+def test_every_code_meets_every_other_as_a_half(rows: int) -> None:
+    """Each product is of two codes and zeros, so exact; NaN is NaN, and -0 none."""
+    sizes = {"M": rows, "N": 256, "K": 144}
+    kernel = fusegen.compile(plain.at(**sizes), MI300X, on="emulator", validate=False)
+    codes = np.zeros((256, 144), np.uint8)
+    codes[:, 5] = np.arange(256)
+    w = codes.view(E4M3)
+    one = w[:, 5].astype(np.float32)
+    for start in range(0, 256, rows):
+        product = np.asarray(kernel(w[start : start + rows], w))
+        np.testing.assert_array_equal(product, np.outer(one[start : start + rows], one))
+
+
+@needs_compiler
+def test_codes_become_halves_whatever_lies_beside_them() -> None:
+    """Four codes are changed at once: each two finite ones beside each other, in either order, times one matrix."""
+    finite = np.array([code for code in range(256) if code & 0x7F != 0x7F], np.uint8)
+    x = np.full((len(finite), 512), 0x80, np.uint8)
+    x[:, 0::2][:, : len(finite)] = finite[:, None]
+    x[:, 1::2][:, : len(finite)] = finite
+    left, right = x.view(E4M3), np.eye(512, dtype=np.float32).astype(E4M3)
+    kernel = fusegen.compile(plain.at(M=len(finite), N=512, K=512), MI300X, on="emulator", validate=False)
+    np.testing.assert_array_equal(np.asarray(kernel(left, right)), left.astype(np.float32))
+    kernel = fusegen.compile(plain.at(M=512, N=len(finite), K=512), MI300X, on="emulator", validate=False)
+    np.testing.assert_array_equal(np.asarray(kernel(right, left)), left.astype(np.float32).T)
+
+
+@needs_compiler
+def test_one_nan_is_in_all_of_its_row() -> None:
+    rng = np.random.default_rng(8)
+    spec = plain.at(M=37, N=75, K=83)
+    x, w = (rng.standard_normal(shape).astype(E4M3) for shape in ((37, 83), (75, 83)))
+    x.view(np.uint8)[[3, 36], [82, 0]] = 0x7F, 0xFF
+    w.view(np.uint8)[74, 81] = 0xFF
+    found = np.asarray(fusegen.compile(spec, MI300X, on="emulator", validate=False)(x, w))
+    wanted = np.zeros((37, 75), bool)
+    wanted[[3, 36]] = wanted[:, 74] = True
+    assert np.array_equal(np.isnan(found), wanted)
+
+
+WRONG_HALVES = {
+    "-0 stays": ("words[i] & (size + 0x7f7f7f7fu) & 0x80808080u", "words[i] & 0x80808080u"),
+    "NaN is 240": ("(size + none)", "size"),
+    "a code's neighbour carries": ("(size + none)", "(words[i] + none)"),
+    "the left factor stays": ("halves(x_held[0])", "x_held[0]"),
+    "the right factor stays": ("halves(w_held[0])", "w_held[0]"),
+    "sums stay quarters": ("[i] * 4.0f;", "[i];"),
+    "sums are halves": ("[i] * 4.0f;", "[i] * 2.0f;"),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["", *WRONG_HALVES])
+def test_validation_catches_wrong_halves(name: str) -> None:
+    plan = first(plain, MI300X, GemmPlan, M=70, N=72, K=144)
+    text = render(plan).text
+    if name:
+        found, put = WRONG_HALVES[name]
+        assert text.count(found) == 1, name
+        text = text.replace(found, put)
+    assert validate(emulated(plan, text), quick=True).ok is not bool(name)
 
 
 def test_a_cast_before_a_product_is_a_kernel_of_its_own() -> None:
@@ -239,6 +336,9 @@ CASES = [
     (whole, MI250X, {"M": 8, "N": 64, "K": 528}),
     (fnuz, MI300X, {"M": 37, "N": 75, "K": 83}),
     (fnuz, MI300X, {"M": 8, "N": 64, "K": 528}),
+    (scaled, MI300X, {"M": 37, "N": 75, "K": 83}),
+    (scaled, MI300X, {"M": 300, "N": 136, "K": 272}),
+    (scaled, MI300X, {"M": 8, "N": 64, "K": 528}),
     (whole, MI355X, {"M": 37, "N": 75, "K": 83}),
     (scaled, MI355X, {"M": 37, "N": 75, "K": 83}),
     (mixed, MI355X, {"M": 8, "N": 64, "K": 528}),

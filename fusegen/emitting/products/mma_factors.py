@@ -13,7 +13,7 @@ from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.language.types import f32
 from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import stride_name
-from fusegen.planner.products.parts import RowsAt
+from fusegen.planner.products.parts import Operand, RowsAt
 
 SWIZZLE_ROWS = 8  # after which chunks are swizzled as before,
 TURNED_ROWS = 16  # and where threads store columns
@@ -239,7 +239,8 @@ class FactorSpeller(GemmWords):
     def prepare(self, found: Mapping[str, Any]) -> list[str]:
         """What the thread does with its chunk v before others may see it."""
         own: Own = found["own"]
-        f, held, chunk = own.factor, self.multiplied(f"{own.name}_held[v]"), self.plan.chunk
+        f, chunk = own.factor, self.plan.chunk
+        held = self.multiplied(f, f"{own.name}_held[v]")
         if f.mn == "rows" and self.plan.prologue is not None:
             return self.prologue(found) if f is self.plan.left[0] else []
         if f.tile_along == f.along:
@@ -254,7 +255,7 @@ class FactorSpeller(GemmWords):
                 f"{self.vec(self.plan.dtype, chunk)} {own.name}_vec;  // of a column",
                 UNROLL,
                 f"for (int i = 0; i < {chunk}; ++i) {own.name}_vec.at[i] = {own.name}_held[i].at[v];",
-                f"store<{chunk}>(slice + {self.place(own, column, own.k)}, {self.multiplied(f'{own.name}_vec')});",
+                f"store<{chunk}>(slice + {self.place(own, column, own.k)}, {self.multiplied(f, f'{own.name}_vec')});",
             ]
         one = self.place(own, mn if f.along else f"{mn} + j", f"{k} + j" if f.along else k)
         lines, name = [], held
@@ -263,9 +264,12 @@ class FactorSpeller(GemmWords):
             lines.append(f"const {self.vec(self.plan.dtype, chunk)} {name} = {held};")
         return [*lines, UNROLL, f"for (int j = 0; j < {chunk}; ++j) slice[{one}] = {name}.at[j];"]
 
-    def multiplied(self, chunk: str) -> str:
-        """A chunk as it is stored for matrix instructions that take f32 as another type: once, not as each warp loads
-        it, as where copies bring it past the registers."""
+    def multiplied(self, f: Operand, chunk: str) -> str:
+        """A factor's chunk as it is stored for matrix instructions that take its type as another one: once, not as each
+        warp loads it, as where copies bring it past the registers."""
+        if self.plan.halves[f.mn == "cols"]:
+            self.functions.add("halves")
+            return f"halves({chunk})"
         if self.plan.dtype is not f32 or self.plan.target.multiplies_f32 or self.plan.atom.kind == "mma":
             return chunk
         self.functions.add("to_tf32")
@@ -304,9 +308,10 @@ class FactorSpeller(GemmWords):
             self.functions.add("store")
         if prologue.changes:
             to = "at" if own.factor.copied else "slice + " + found["place"]
-            lines.append(f"store<{chunk}>({to}, {self.multiplied(f'{name}_vec')});")
+            lines.append(f"store<{chunk}>({to}, {self.multiplied(own.factor, f'{name}_vec')});")
         elif not own.factor.copied:
-            lines.append(f"store<{chunk}>(slice + {found['place']}, {self.multiplied(f'{name}_held[v]')});")
+            held = self.multiplied(own.factor, f"{name}_held[v]")
+            lines.append(f"store<{chunk}>(slice + {found['place']}, {held});")
         return lines
 
     def row_held(self, found: Mapping[str, Any]) -> list[str]:

@@ -227,6 +227,7 @@ class SumSpeller(GemmWords):
             "sums_type": self.sum_type if mma else "Sums",
             "sum_type": self.sum_type,
             "sums_dims": "[4]" if mma else "",
+            "times": f" * {2 ** sum(plan.halves)}.0f" if any(plan.halves) else "",
             "across": across,
             "down": down,
             "outer": loops[0],

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from fusegen.language.graph import Graph, Node, Tensor, factor_kind, once_per_graph
 from fusegen.language.products import Split, Unsplittable, group_vectors, split
-from fusegen.language.types import DType, size_of
+from fusegen.language.types import DType, f8e5m2, f8e5m2fnuz, size_of
 from fusegen.planner.model import Access, Layout, Param, RowDim
 from fusegen.planner.parts import Gathered
 from fusegen.planner.pieces import VECTOR_BYTES, argument, named_dims, params_of, stride_name
+from fusegen.planner.products.halved import units
 from fusegen.targets.base import Target
 
 
@@ -42,7 +43,7 @@ def without_unit(graph: Graph, target: Target) -> tuple[DType, DType] | None:
         left = right = graph.factor_types[node]
         if left.narrow:
             left, right = (factor_kind(a, graph.storage) for a in node.factors)
-        if not any((a.factors, a.right_factors) == (left, right) for a in target.atoms):
+        if not units(target, left, right):
             return left, right
     return None
 
@@ -60,10 +61,11 @@ def no_unit(target: Target, what: str, left: DType, right: DType) -> str:
     kinds = " and ".join(dict.fromkeys((str(left), str(right))))
     there = dict.fromkeys(str(a.factors) for a in target.atoms if a.factors.narrow)
     has = f"; of 8 bits it multiplies {', '.join(there)}" if left.narrow and there else ""
-    halved = [f"F.cast(x * 0.5, {d}fnuz)" for d in dict.fromkeys((left, right)) if f"{d}fnuz" in there]
-    then = (
-        f"\n  multiply {' and '.join(halved)}, which are exact, and the product by 2 for each of them" if halved else ""
-    )
+    then = ""
+    if f8e5m2 in (left, right) and str(f8e5m2fnuz) in there:
+        then = (
+            f"\n  infinities of {f8e5m2} have no code in {f8e5m2fnuz}; make each factor F.cast(x, f16), which is exact"
+        )
     return f"{target.arch} has no {what} for factors of {kinds}{has}{then}"
 
 

@@ -22,6 +22,7 @@ from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Statement, Summed
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.asked_ahead import Asked, asked_ahead
+from fusegen.planner.products.halved import halved
 from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile
 from fusegen.planner.tile import unusual
 from fusegen.targets.atoms import Atom
@@ -276,6 +277,13 @@ class GemmPlan(ProductPlan):
     def factors(self) -> tuple[Operand, ...]:
         """Of one output group: those of the left operand, then the right ones."""
         return (*self.left, *self.output_groups[0].rights)
+
+    @property
+    def halves(self) -> tuple[bool, bool]:
+        """Are the left factor and the right ones multiplied as their halves? Then their codes are changed as a thread
+        stores them, and sums are multiplied where they leave its registers."""
+        right = self.output_groups[0].rights[0].access.dtype
+        return halved(self.dtype, self.atom.factors), halved(right, self.atom.right_factors)
 
     @property
     def run(self) -> int:

@@ -20,6 +20,7 @@ import math
 from fusegen.language.types import bf16, f32
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.gemm import tile_elements
+from fusegen.planner.products.halved import halved
 from fusegen.planner.products.product_work import ProductWork
 from fusegen.planner.rows.duration import COPY_SHARE, LAUNCH_US
 from fusegen.planner.time import overlapped
@@ -30,8 +31,9 @@ SLICE_EXPONENT = 6.0  # of the limits of a slice's time,
 LAUNCH_EXPONENT = 4.0  # and of a launch's
 HANDED_CYCLES = 170  # from a wave's last product to its next one through LDS: a store, a barrier, a load
 # Vector instructions of a wave in a slice, counted: of the loop; of 16 bytes of the left factor, whose rows are tested;
-# of the right one; where it is turned; where the left one is computed (RMSNorm); where f32 is rounded to xf32.
-LOOP, LEFT, RIGHT, TURNED, COMPUTED, ROUNDED = 4, 5.5, 1.0, 6.5, 25, 35
+# of the right one; where it is turned; where the left one is computed (RMSNorm); where f32 is rounded to xf32; where
+# numbers become their halves.
+LOOP, LEFT, RIGHT, TURNED, COMPUTED, ROUNDED, HALVED = 4, 5.5, 1.0, 6.5, 25, 35, 39
 BF16 = 46  # more to round 16 bytes of bf16 in software
 AGAIN = 2.0  # times that a byte is read, from which on the next read finds it in a cache
 START_INSTRUCTIONS = 100
@@ -102,9 +104,10 @@ def vector_instructions(target: Target, unit: ComputeUnit, work: ProductWork) ->
     left = tile.rows * tile.k / chunk / threads
     right = tile.cols * work.products * tile.k / chunk / threads
     rounded = ROUNDED * (left + right) if work.dtype is f32 and not target.multiplies_f32 else 0.0
+    changed = HALVED * (left + right) if halved(work.dtype, work.atom.factors) else 0.0
     brought = right * (RIGHT if work.along else TURNED)
     computed = COMPUTED + BF16 * (work.dtype is bf16 and not unit.rounds_bf16) if work.prepared else 0.0
-    return LOOP + left * (LEFT + computed) + brought + rounded
+    return LOOP + left * (LEFT + computed) + brought + rounded + changed
 
 
 def lds_cycles(unit: ComputeUnit, work: ProductWork) -> float:

@@ -44,6 +44,7 @@ from fusegen.planner.products.gemm import (
     shared_bytes,
 )
 from fusegen.planner.products.gemm_duration import estimate, lying
+from fusegen.planner.products.halved import halves_text, units
 from fusegen.planner.products.mma_operands import MmaDraft, named_accesses
 from fusegen.planner.products.mma_tiles import counted, elements, fits, tiles
 from fusegen.planner.products.output_groups import (
@@ -141,15 +142,13 @@ def holds_groups(drawn: MmaDraft, tile: GemmTile, atom: Atom, cols: int) -> bool
 def draft(graph: Graph, target: Target, layout: Layout) -> MmaDraft:
     hoisted, parts = taken_apart(graph)
     first = parts.products[0]
-    if not target.atoms_of("warp", first.left.dtype, first.right.dtype):
+    if not units(target, first.left.dtype, first.right.dtype, "warp"):
         raise NoMatch(no_unit(target, "matrix instruction of a warp", first.left.dtype, first.right.dtype))
     if len(parts.lefts) > 1:
         raise NoMatch(f"{len(parts.lefts)} left factors; the products of one kernel share theirs")
     coded = [p.right for p in parts.products if p.right.scaled]
     if not coded:
-        need_plain_rights(
-            parts, blocks=target.atoms_of("warp", parts.lefts[0].dtype, first.right.dtype)[0].kind == "mma"
-        )
+        need_plain_rights(parts, blocks=units(target, first.left.dtype, first.right.dtype, "warp")[0].kind == "mma")
     elif computed := next((p for p in parts.products if p.right.operand is None), None):
         where = computed.node.where
         raise NoMatch(f"the right factor of the product at {where} is computed element by element, beside one of codes")
@@ -241,7 +240,9 @@ def candidate(shared: Shared, tile: GemmTile, atom: Atom) -> GemmPlan:
         shared_bytes=shared_bytes(tile, drawn.dtype, drawn.together, statistics, run, drawn.share),
         cost=estimate(graph, target, work),
         decisions=decisions(graph),
-        rounding=product_rounding(graph, target, atom.sum_bits, promote),
+        rounding=product_rounding(
+            graph, target, atom.sum_bits, promote, halves_text((drawn.dtype, drawn.right_dtype), atom)
+        ),
         tile=tile,
         k=drawn.k,
         dtype=drawn.dtype,

@@ -18,6 +18,7 @@ from fusegen.planner.products.gemm import (
     shared_bytes,
 )
 from fusegen.planner.products.gemm_duration import gemm_registers
+from fusegen.planner.products.halved import units
 from fusegen.planner.products.mma_operands import DEEPEST_SLICE, MOST_STREAMED_ROWS, MmaDraft
 from fusegen.planner.products.parts import Coding, Operand
 from fusegen.targets.atoms import Atom
@@ -143,7 +144,7 @@ def tables(target: Target) -> tuple[Mapping[int, tuple[GemmTile, ...]], Mapping[
 
 def atom_of(drawn: MmaDraft, streams: bool = False) -> Atom:
     """Tiles take the largest that a warp issues; few rows the smallest, which has the fewest."""
-    found = drawn.target.atoms_of("warp", drawn.dtype, drawn.right_dtype)
+    found = units(drawn.target, drawn.dtype, drawn.right_dtype, "warp")
     return found[-1] if streams else found[0]
 
 

@@ -260,10 +260,13 @@ def wave_text(tiles: int, places: int, split_k: int = 1) -> str:
 F16_RANGE = " (in f16 what is beyond 65504 is an infinity, and below 6.1e-5 bits are lost)"
 
 
-def product_rounding(graph: Graph, target: Target, sum_bits: int = F32_BITS, promote: int = 0) -> tuple[str, ...]:
+def product_rounding(
+    graph: Graph, target: Target, sum_bits: int = F32_BITS, promote: int = 0, halves: str = ""
+) -> tuple[str, ...]:
     """Where values of a chain with products are rounded; between those places everything is f32. `sum_bits`: those that
-    the instruction keeps of sums of floats, which begin at 0 each `promote` elements of K and are then added in f32."""
-    lines = [*factor_rounding(graph)]
+    the instruction keeps of sums of floats, which begin at 0 each `promote` elements of K and are then added in f32;
+    `halves`: as `halved.halves_text`."""
+    lines = [*factor_rounding(graph), *filter(None, [halves])]
     if f32 in hoist_scales(graph).factor_types.values() and not target.multiplies_f32:
         lines.append("factors to the nearest tf32, 11 significant bits")
     if sum_bits < F32_BITS:
