@@ -56,6 +56,8 @@ GROUPED = subject(grouped.plain, tiled, T=200, N=96, K=72, E=4)
 GROUPED_STREAMS = subject(grouped.gated, streamed, T=40, N=96, K=1032, E=5)
 GROUPED_PERSISTENT = subject(grouped.plain, persistent, FEW, T=500, N=256, K=256, E=4)
 GROUPED_AT_ONCE = subject(grouped.plain, persistent, T=300, N=512, K=256, E=4)  # each tile has a block
+TURNED_WAVES = subject(gemms.turned, tiled, "hip:mi300x", M=160, N=200, K=136)
+WHOLE_SLICES = subject(gemms.turned, tiled, "hip:mi300x", M=160, N=200, K=128)  # the last row's are whole too
 SMALL_WAVES = subject(gemms.norm, streamed_waves, "hip:mi300x", M=8, N=96, K=1032)
 
 
@@ -230,6 +232,12 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"lane / 32 \* 4", "(1 - lane / 32) * 4"),
     mutation("HIP: half of K", "the second instruction is left out", WAVES,
              r"sums = __builtin[^;]*part\[1\][^;]*;", ""),
+    mutation("HIP: rows behind the last are read", "a tile is taken for whole that has fewer", WHOLE_SLICES,
+             r"rows_here == tile_rows && ", ""),
+    mutation("HIP: columns behind the last are read", "a tile is taken for whole that has fewer", WHOLE_SLICES,
+             r" && col0 \+ tile_cols <= cols", ""),
+    mutation("HIP: K's end is not met", "the last slice is taken for whole", TURNED_WAVES,
+             r" && k_at \+ tile_k <= full_k", ""),
     mutation("HIP: a band left out", "the last rows are not written", BANDS, r"band < (\d+); \+\+band",
              r"band < \1 - 1; ++band"),
     mutation("HIP: bands do not meet", "a band's sums overwrite those before", BANDS,

@@ -5,7 +5,8 @@
 A loop is what lies between a branch back and where it leads to. Of all loops the one with the most matrix instructions
 counts, and where none has any the one that moves the most bytes. Within it a turn goes the way on which the most is
 done: past a test of exec, which skips what no lane has to do, and at other tests where there are more matrix
-instructions and bytes. A loop within is gone through once.
+instructions and bytes. Of a test's two sides all lanes take the same one. Of two ways to bring the same bytes a turn
+takes that with fewer instructions. A loop within is gone through once.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ LANES = 64
 SLOW = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_|v_mul_(lo|hi)_|v_mad_[iu]64_|v_\w+_f64")
 """Of a quarter of the rate: CDNA 3 ISA, and LLVM's SISchedule.td, "WriteTrans32" and "WriteQuarterRate32"."""
 MOVES = ("global_", "buffer_", "flat_", "scratch_")
+ELSE = ("s_andn2_saveexec", "s_or_saveexec")  # with the lanes for which a test was false
 NO_MOVES = ("buffer_wbl2", "buffer_inv", "buffer_gl")
 WORDS = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "b8": 1, "u8": 1, "i8": 1, "ubyte": 1, "sbyte": 1,
          "byte": 1, "b16": 2, "u16": 2, "i16": 2, "ushort": 2, "sshort": 2, "short": 2, "b32": 4, "u32": 4, "i32": 4,
@@ -246,17 +248,9 @@ def heaviness(turn: Turn) -> tuple[int, int, int]:
 
 def busiest(blocks: Mapping[int, Block], header: int, inside: set[int], back: set[tuple[int, int]]) -> Turn:
     """The way from a loop's header to its end on which the most is done."""
-    best: dict[int, tuple[tuple[int, int, int], tuple[int, ...]] | None] = {}
-
-    def following(place: int) -> list[int]:
-        block = blocks[place]
-        ways = [p for p in block.next if p in inside and (place, p) not in back]
-        name = block.code[-1].name
-        skipped = block.code[-1].leads_to if name == "s_cbranch_execz" else None
-        if name == "s_cbranch_execnz":
-            skipped = next((p for p in block.next if p != block.code[-1].leads_to), None)
-        return [p for p in ways if p != skipped] or ways
-
+    best: dict[int, Way | None] = {}
+    ways = {place: followed(blocks, place, inside, back) for place in inside}
+    ways = ways | one_sided(blocks, ways)
     order: list[int] = []
     seen: set[int] = set()
     stack: list[tuple[int, bool]] = [(header, False)]
@@ -267,18 +261,86 @@ def busiest(blocks: Mapping[int, Block], header: int, inside: set[int], back: se
         elif place not in seen:
             seen.add(place)
             stack.append((place, True))
-            stack += [(p, False) for p in following(place)]
+            stack += [(p, False) for p in ways[place]]
     for place in order:
-        own = blocks[place].weight
-        ways = [best[p] for p in following(place)]
+        found = [way for way in (best[p] for p in ways[place]) if way]
         if (place, header) in back:
-            ways.append(((0, 0, 0), ()))
-        rest = max((w for w in ways if w), default=None)
-        if rest:
-            best[place] = (own[0] + rest[0][0], own[1] + rest[0][1], own[2] + rest[0][2]), (place, *rest[1])
-        else:
-            best[place] = None
-    found = best[header]
-    path = found[1] if found else (header,)
+            found.append(Way(0, 0, 0, ()))
+        rest = found[0] if found else None
+        for other in found[1:]:
+            rest = rest if rest and better(blocks, rest, other) else other
+        best[place] = rest.behind(place, blocks[place]) if rest else None
+    whole = best[header]
+    path = whole.path if whole else (header,)
     code = tuple(one for place in path for one in blocks[place].code)
     return Turn(min(inside), max(blocks[p].code[-1].at for p in inside), code)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Blocks that follow each other to a loop's end, and what is in them."""
+
+    products: int
+    moved: int
+    instructions: int
+    path: tuple[int, ...]
+
+    def behind(self, place: int, block: Block) -> Way:
+        products, moved, instructions = block.weight
+        return Way(self.products + products, self.moved + moved, self.instructions + instructions, (place, *self.path))
+
+
+def better(blocks: Mapping[int, Block], one: Way, other: Way) -> bool:
+    """Is more done on the one than on the other? Where both do as much: the longer one, whose tests are those that are
+    needed; but where each moves bytes to or from memory before they meet, the shorter one. Those are two ways to bring
+    the same, with a test of each load and without, and only few turns need the tests."""
+    if (one.products, one.moved) != (other.products, other.moved):
+        return (one.products, one.moved) > (other.products, other.moved)
+    shared = set(one.path) & set(other.path)  # what follows where they have met
+    both = all(
+        any(each.pipe == "memory" for place in way.path if place not in shared for each in blocks[place].code)
+        for way in (one, other)
+    )
+    return (one.instructions <= other.instructions) == both
+
+
+def followed(blocks: Mapping[int, Block], place: int, inside: set[int], back: set[tuple[int, int]]) -> list[int]:
+    """The blocks of a loop that a turn may go to from one: past a test of exec, which skips what no lane has to do."""
+    block = blocks[place]
+    ways = [p for p in block.next if p in inside and (place, p) not in back]
+    name = block.code[-1].name
+    skipped = block.code[-1].leads_to if name == "s_cbranch_execz" else None
+    if name == "s_cbranch_execnz":
+        skipped = next((p for p in block.next if p != block.code[-1].leads_to), None)
+    return [p for p in ways if p != skipped] or ways
+
+
+def one_sided(blocks: Mapping[int, Block], ways: Mapping[int, list[int]]) -> dict[int, list[int]]:
+    """Where lanes do one thing or another, by one test, all of a wave's do the same, that which moves more: the blocks
+    that a turn goes to from the test, and from the start of the other side."""
+    found: dict[int, list[int]] = {}
+    for place, block in blocks.items():
+        test, other = block.code[-1], block.code[-1].leads_to
+        if test.name != "s_cbranch_execz" or other is None or place not in ways or other not in ways:
+            continue
+        start, last = blocks[other].code[0], blocks[other].code[-1]
+        if not start.name.startswith(ELSE) or last.name != "s_cbranch_execz":
+            continue
+        behind = [p for p in blocks[other].next if p == last.leads_to]
+        first = within(blocks, [p for p in block.next if p != other], [other])
+        second = within(blocks, [p for p in blocks[other].next if p not in behind], behind)
+        found.update({other: behind} if first > second else {place: [other]})
+    return found
+
+
+def within(blocks: Mapping[int, Block], starts: Iterable[int], ends: Sequence[int]) -> tuple[int, int]:
+    """Matrix instructions and bytes of all blocks that are gone through before one of `ends` is reached."""
+    seen: set[int] = set()
+    open_ = list(starts)
+    while open_:
+        place = open_.pop()
+        if place not in ends and place not in seen:
+            seen.add(place)
+            open_ += blocks[place].next
+    weights = [blocks[place].weight for place in seen]
+    return sum(w[0] for w in weights), sum(w[1] for w in weights)

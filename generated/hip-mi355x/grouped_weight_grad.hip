@@ -162,13 +162,20 @@ grouped_weight_grad(
   Vec<__bf16, 2> x_held[8];
   const auto fetch_slice = [&](int step) {
     const int k_at = step * tile_k;
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      dy_held[v] = load_beside<2, 2>(dy_from + v * dy_ld, k_at + dy_k + v < full_k ? rows_here - dy_m : 0);
+    if (rows_here == tile_rows && k_at + tile_k <= full_k) {  // no vector is tested for an end
+      #pragma unroll
+      for (int v = 0; v < 8; ++v) dy_held[v] = load_beside<2, 2>(dy_from + v * dy_ld, 2);
+      #pragma unroll
+      for (int v = 0; v < 8; ++v) x_held[v] = load_beside<2, 2>(x_from + v * x_ld, 2);
+    } else {
+      #pragma unroll
+      for (int v = 0; v < 8; ++v) {
+        dy_held[v] = load_beside<2, 2>(dy_from + v * dy_ld, k_at + dy_k + v < full_k ? rows_here - dy_m : 0);
+      }
+      #pragma unroll
+      for (int v = 0; v < 8; ++v) x_held[v] = load_beside<2, 2>(x_from + v * x_ld, k_at + x_k + v < full_k ? 2 : 0);
     }
     dy_from += tile_k * dy_ld;
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) x_held[v] = load_beside<2, 2>(x_from + v * x_ld, k_at + x_k + v < full_k ? 2 : 0);
     x_from += tile_k * x_ld;
   };
   const auto prepare_slice = [&](int step) {

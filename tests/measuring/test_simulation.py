@@ -189,6 +189,58 @@ def test_the_loop_with_the_most_products_counts_and_the_way_with_the_most_work()
     assert turn_of("") is None
 
 
+def test_lanes_of_a_wave_take_one_side_of_a_test() -> None:
+    """That which moves more, in whichever order they lie."""
+
+    def sides(first: str, second: str) -> list[int]:
+        found = turn_of(
+            listing(
+                "s_and_saveexec_b64 s[2:3], s[0:1]",
+                "s_xor_b64 s[2:3], exec, s[2:3]",
+                "s_cbranch_execz 2  -> 28",
+                first,  # 18
+                "s_waitcnt vmcnt(0)",
+                "s_andn2_saveexec_b64 s[0:1], s[2:3]",  # 28
+                "s_cbranch_execz 1  -> 40",
+                second,  # 38
+                "s_or_b64 exec, exec, s[0:1]",  # 40
+                product(0),
+                "s_cbranch_scc1 65000  -> 0",
+                "s_endpgm",
+            )
+        )
+        assert found is not None
+        return [one.at for one in found.instructions]
+
+    one, four = "global_load_ushort v4, v[8:9], off", "global_load_dwordx2 v[4:5], v[8:9], off"
+    behind = [0x40, 0x48, 0x50]
+    assert sides(one, four) == [0, 8, 0x10, 0x28, 0x30, 0x38, *behind]
+    assert sides(four, one) == [0, 8, 0x10, 0x18, 0x20, 0x28, 0x30, *behind]
+
+
+def test_of_two_ways_to_bring_the_same_a_turn_takes_the_shorter_one() -> None:
+    """And of two without loads the longer one, where one only leaves something out."""
+
+    def ways(load: str) -> list[int]:
+        found = turn_of(
+            listing(
+                product(0),
+                "s_cbranch_scc0 4  -> 28",
+                load,  # 10
+                "v_mov_b32_e32 v1, 0",
+                "s_branch 2  -> 30",
+                load,  # 28
+                "s_cbranch_scc1 65000  -> 0",  # 30
+                "s_endpgm",
+            )
+        )
+        assert found is not None
+        return [one.at for one in found.instructions]
+
+    assert ways("global_load_dword v4, v[8:9], off") == [0, 8, 0x28, 0x30]
+    assert ways("v_mov_b32_e32 v2, 0") == [0, 8, 0x10, 0x18, 0x20, 0x30]
+
+
 def test_a_loop_within_is_gone_through_once() -> None:
     code = listing(
         "v_mov_b32_e32 v0, 0",

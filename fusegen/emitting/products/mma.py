@@ -278,6 +278,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "copies": self.copies(factors),
             "vectors": vectors,
             "fetches": fetches,
+            "fetch_ways": self.fetch_ways(),
             "prepares": plan.prepares,
             "k_at_in": {
                 "text": self.k_text(),

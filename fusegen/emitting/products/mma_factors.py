@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,14 +89,14 @@ class FactorSpeller(GemmWords):
             pointers, starts = self.rows_found(own, f.rows_at, f"{origin} + {brought}{pass_text}", at_first, passes)
             from_here = f"{name}_from[v]"
             others["forward"] = each_line([f"{name}_from[v] += {advance};"], "v", passes)
-        count = self.count(own, at_brought, at_k, beside)
         load = (
-            f"load_strided({from_here}, {name}_step, {count})"
+            f"load_strided({from_here}, {name}_step, %s)"
             if f.step
-            else f"load_beside<{min(f.width, turned)}, {turned}>({from_here}, {count})"
+            else f"load_beside<{min(f.width, turned)}, {turned}>({from_here}, %s)"
             if turned
-            else f"load_chunk<{f.width}>({from_here}, {count})"
+            else f"load_chunk<{f.width}>({from_here}, %s)"
         )
+        count = self.count(own, at_brought, at_k, beside)
         if f.copied:
             self.functions.add(copy)
         else:
@@ -125,7 +125,8 @@ class FactorSpeller(GemmWords):
             "to": to,
             "away": f"const int away = {far};  // columns from the first" if named else "",
             "from": from_here,
-            "load": load,
+            "load": load % count,
+            "whole_load": load % self.count(own, at_brought, at_k, beside, plan.whole_ends),
             "count": count,
             "advance": advance,
             **others,
@@ -203,31 +204,45 @@ class FactorSpeller(GemmWords):
         self.functions.add(self.place_across)
         return f"{offset}{self.place_across}<{own.extent // chunk}>({k}, {mn})"
 
-    def count(self, own: Own, mn: str, k: str, whole: int) -> str:
-        """How many elements there are of those that are loaded together, `whole` at most."""
+    def count(self, own: Own, mn: str, k: str, most: int, whole: Sequence[str] = ()) -> str:
+        """How many elements there are of those that are loaded together, `most` at most, of a slice behind which the
+        ends lie that are `whole`."""
         f, tests, partial = own.factor, [], ""
         if f.mn == "rows":
             if f.rows_at:
                 tests.append(f"{own.name}_found[v]")
-            elif f.along:
-                tests.append(f"{mn} < rows_here")
-            else:
-                partial = f"rows_here - {mn}"
-        elif self.cols_ragged():
+            elif "rows" not in whole:
+                tests += [f"{mn} < rows_here"] if f.along else []
+                partial = "" if f.along else f"rows_here - {mn}"
+        elif self.cols_ragged() and "cols" not in whole:
             if f.along or all(s.cols % self.plan.chunk == 0 for s in self.plan.output_groups):
                 tests.append(f"col0 + {mn} < cols")
             else:
                 partial = f"cols - (col0 + {mn})"
-        if not self.plan.even:
+        if not self.plan.even and "k" not in whole:
             if not f.along or (self.plan.k % self.plan.chunk == 0 and not self.plan.inner_segments):
                 tests.append(f"k_at + {k} < full_k")
             else:
                 partial = f"full_k - (k_at + {k})"
-        text = partial or str(whole)
+        text = partial or str(most)
         if partial and not self.plan.turned(f):  # else `load_beside` takes any number
             self.functions.add("within")
             text = f"within({partial})"
         return f"{all_of(*tests)} ? {text} : 0" if tests else text
+
+    def fetch_ways(self) -> list[Mapping[str, Any]]:
+        """How a slice is brought through registers: each vector by a test of its own, or, where none of the ends that
+        the plan names lies inside of it, without these."""
+        tested = {"head": "", "load": "load", "indent": 0}
+        if not self.plan.whole_ends:
+            return [tested]
+        behind = {
+            "rows": "rows_here == tile_rows",
+            "cols": "col0 + tile_cols <= cols",
+            "k": "k_at + tile_k <= full_k",
+        }
+        head = f"if ({all_of(*(behind[end] for end in self.plan.whole_ends))}) {{  // no vector is tested for an end"
+        return [{"head": head, "load": "whole_load", "indent": 2}, {**tested, "head": "} else {", "indent": 2}]
 
     def k_text(self) -> str:
         if self.tile.split_k > 1:

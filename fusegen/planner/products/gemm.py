@@ -240,6 +240,30 @@ class GemmPlan(ProductPlan):
         extent = self.tile.rows if factor.mn == "rows" else self.tile.cols
         return extent * self.tile.k // self.slice_k_threads // self.chunk
 
+    def in_parts(self, factor: Operand) -> bool:
+        """May some elements of a vector that a thread loads be there and others not, or does it load them one by one?
+        Then each load is a branch, and what is loaded in part is waited for at once."""
+        if factor.width == 1 or factor.step:
+            return True
+        if factor.along:
+            return not self.even and (self.inner_segments is not None or self.k % self.chunk > 0)
+        return factor.mn == "rows" or any(group.cols % self.chunk for group in self.output_groups)
+
+    @property
+    def whole_ends(self) -> tuple[str, ...]:
+        """Which of rows, cols and k end no sooner than a slice that is brought by loads without tests of their own, by
+        one test of them all: where slices are brought through registers while others are multiplied. Not where rows
+        alone are tested, of which whole vectors are there or not: simulated, those loops take no longer for it."""
+        whole = self.inner_segments or self.k >= self.tile.k
+        whole = whole and any(g.cols >= self.tile.cols for g in self.output_groups)
+        if not whole or not self.fetches_ahead or self.coding:
+            return ()
+        cols = ("cols",) * any(g.cols % self.tile.cols for g in self.output_groups)
+        others = (*cols, *(() if self.even else ("k",)))
+        if not others and not any(self.in_parts(f) for f in self.factors):
+            return ()
+        return ("rows",) * any(f.mn == "rows" and not f.rows_at for f in self.factors) + others
+
     @property
     def turns(self) -> bool:
         """Is any factor brought so?"""

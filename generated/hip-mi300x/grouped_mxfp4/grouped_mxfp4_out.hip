@@ -274,21 +274,32 @@ grouped_mxfp4_out(
   Vec<__bf16, 8> mul_part_held[2];
   const auto fetch_slice = [&](int step) {
     const int k_at = (step * split_k + k_group) * tile_k;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      x_held[v] = load_chunk<8>(x_from + v * 8 * x_stride, x_m + v * 8 < rows_here && k_at + x_k < full_k ? 8 : 0);
+    if (rows_here == tile_rows && k_at + tile_k <= full_k) {  // no vector is tested for an end
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) x_held[v] = load_chunk<8>(x_from + v * 8 * x_stride, 8);
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        found_times_dequantize_part_held[v] = load_chunk<8>(found_times_dequantize_part_from + v * 8 * found_times_dequantize_part_ld, 8);
+      }
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) mul_part_held[v] = load_chunk<8>(mul_part_from + v * 8 * mul_part_ld, 8);
+    } else {
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        x_held[v] = load_chunk<8>(x_from + v * 8 * x_stride, x_m + v * 8 < rows_here && k_at + x_k < full_k ? 8 : 0);
+      }
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        found_times_dequantize_part_held[v] = load_chunk<8>(found_times_dequantize_part_from
+            + v * 8 * found_times_dequantize_part_ld, k_at + found_times_dequantize_part_k < full_k ? 8 : 0);
+      }
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        mul_part_held[v] = load_chunk<8>(mul_part_from + v * 8 * mul_part_ld, k_at + mul_part_k < full_k ? 8 : 0);
+      }
     }
     x_from += split_k * tile_k;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      found_times_dequantize_part_held[v] = load_chunk<8>(found_times_dequantize_part_from + v * 8 * found_times_dequantize_part_ld, k_at
-          + found_times_dequantize_part_k < full_k ? 8 : 0);
-    }
     found_times_dequantize_part_from += split_k * tile_k;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      mul_part_held[v] = load_chunk<8>(mul_part_from + v * 8 * mul_part_ld, k_at + mul_part_k < full_k ? 8 : 0);
-    }
     mul_part_from += split_k * tile_k;
   };
   const auto prepare_slice = [&](int step) {

@@ -140,15 +140,22 @@ lora_x_times_w(
   Vec<__bf16, 8> x_held[2];
   Vec<__bf16, 8> right_held[2];
   const auto fetch_slice = [&]() {
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
+    if (rows_here == tile_rows && col0 + tile_cols <= cols) {  // no vector is tested for an end
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, 8);
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) right_held[v] = load_chunk<8>(right_from + v * 64 * right_stride, 8);
+    } else {
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
+      }
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        right_held[v] = load_chunk<8>(right_from + v * 64 * right_stride, col0 + right_n + v * 64 < cols ? 8 : 0);
+      }
     }
     x_from += tile_k;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      right_held[v] = load_chunk<8>(right_from + v * 64 * right_stride, col0 + right_n + v * 64 < cols ? 8 : 0);
-    }
     right_from += tile_k;
   };
   const auto prepare_slice = [&](int step) {
