@@ -94,7 +94,7 @@ PRODUCT_FRAME = frozenset(
     full_k tile_rows tile_cols tile_k stages split_k steps warp_rows warp_cols threads tiles_across group group_tiles
     slice_elements slice_bytes at_once band_rows sums_stride group_floats period load_matrices sum_row sum_col
     load_matrices_across load_two_matrices load_two_matrices_across neighbours n32 fetch_scales of_rows
-    of_columns scaled_k scaled_cols
+    of_columns scaled_k scaled_cols take_scales
     dies by_die segment segment_end segment_of piece r Segment tiles_of begun here of_group end inside k_begin total_k
     summed InnerSegment inner_segment_of accumulators taken turn turn_parity own_sums tensor_columns instruction
     accumulator_cols tensor_address_at

@@ -29,7 +29,7 @@ from fusegen.planner.programs import program_instead
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.runtime import Kernel, Program
 from fusegen.runtime.finding import find
-from fusegen.targets import A100, B200, H200, L40S, MI300X, MI355X, RX7900XTX, Target
+from fusegen.targets import A100, B200, H200, L40S, MI300X, MI355X, RX7900XTX, RX9070XT, Target
 from fusegen.targets.hip import MI250X
 from fusegen.validation import validate
 from fusegen.validation.bounds import analyse
@@ -502,6 +502,12 @@ BLOCKS = [
     (by_rows, L40S, {"M": 37, "N": 128, "K": 256}),
     (turned, L40S, {"M": 8, "N": 128, "K": 640}),
     (gated, L40S, {"M": 37, "N": 128, "K": 256}),
+    (by_rows, MI300X, {"M": 150, "N": 256, "K": 512}),
+    (by_rows, MI300X, {"M": 8, "N": 128, "K": 1152}),  # 9 slices of 128, shared out to 8 groups
+    (gated, MI300X, {"M": 37, "N": 256, "K": 256}),
+    (by_rows, MI355X, {"M": 70, "N": 256, "K": 128}),
+    (turned, MI355X, {"M": 150, "N": 128, "K": 640}),
+    (turned, RX9070XT, {"M": 37, "N": 128, "K": 384}),
 ]
 
 
@@ -554,9 +560,64 @@ def test_wrong_scales_are_caught(name: str) -> None:
         assert (wrong == 0) is right
 
 
-def test_scaled_blocks_are_no_mfma_kernels() -> None:
-    """gfx950 multiplies such floats, but no kernel for it sums their blocks one by one: there is no golden source."""
-    blocks = SHIPPED["fp8_block_gemm"].graph
-    assert lacking(blocks, MI355X) == "f8e4m3 in scaled blocks"
-    assert not lacking(blocks, L40S)
-    assert not lacking(SHIPPED["fp8_gemm"].graph, MI355X)
+def of_blocks(spec: Chain, gpu: Target) -> GemmPlan:
+    """The kernel that sums blocks apart."""
+    program = program_instead(candidates(spec.graph, gpu))
+    assert program is not None
+    plan = program.steps[-1].plan
+    assert isinstance(plan, GemmPlan)
+    return plan
+
+
+WRONG_SLICES = {
+    "the scales of the block before": ("fetch_scales(step + 1)", "fetch_scales(step)"),
+    "the next slice's": ("fetch_scales(step + 1)", "fetch_scales(step + 2 < steps ? step + 2 : 0)"),
+    "the block's neighbour along N": ("(col0 + warp_col) / scaled_cols", "((col0 + warp_col) / scaled_cols ^ 1)"),
+    "another row's": ("sx_ptr[(row < rows ? row : row0)", "sx_ptr[(row < rows ? row ^ 1 : row0)"),
+    "sums of the slice before once more": ("matmul_sums_unscaled[n][0] = Sums{};", ""),
+    "taken once": ("take_scales();\n        fetch_scales", "fetch_scales"),
+    "quarters": ("[i] * 4.0f;", "[i];"),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["", *WRONG_SLICES])
+def test_wrong_scales_of_slices_are_caught(name: str) -> None:
+    spec = by_rows.at(M=140, N=256, K=640)
+    plans = candidates(of_blocks(spec, MI300X).graph, MI300X).plans
+    plan = next(p for p in plans if isinstance(p, GemmPlan) and (p.tile.cols, p.tile.split_k) == (128, 1))
+    assert plan.summed == Summed(k=plan.tile.k, promote=plan.tile.k)
+    text = render(plan).text
+    if name:
+        right, wrong_text = WRONG_SLICES[name]
+        assert text.count(right) == 1, name
+        text = text.replace(right, wrong_text)
+    rng = np.random.default_rng(4)
+    operands = tuple(
+        rng.standard_normal([size_of(size, spec.graph.sizes) for size in t.shape]).astype(t.dtype.numpy)
+        for t in spec.graph.inputs
+    )
+    wrong, _ = beyond(np.asarray(emulated(plan, text)(*operands)), plan, operands)
+    assert (wrong > 0) is bool(name)
+
+
+@needs_compiler
+def test_slices_beyond_k_have_no_scales() -> None:
+    """Scales that are infinite: a slice of zeros behind K has none, or 0 times infinity would be NaN."""
+    spec = by_rows.at(M=8, N=128, K=1152)
+    plan = of_blocks(spec, MI300X)
+    assert not plan.even
+    operands = powers(spec, np.random.default_rng(2))
+    operands[0][:], operands[1][:] = 1, 1
+    operands[2][:, -1] = np.inf
+    kernel = fusegen.compile(spec, MI300X, on="emulator", validate=False)
+    assert (np.asarray(kernel(*operands)) == np.inf).all()
+
+
+def test_scaled_blocks_have_kernels_wherever_such_floats_are_multiplied() -> None:
+    for name in ("fp8_block_gemm", "grouped_fp8_block_gemm"):
+        blocks = SHIPPED[name].graph
+        assert lacking(blocks, A100) == "f8e4m3"
+        for gpu in (L40S, MI300X, MI355X, RX9070XT):
+            assert not lacking(blocks, gpu)
+            assert program_instead(candidates(blocks, gpu)) is not None

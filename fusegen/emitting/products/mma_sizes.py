@@ -61,7 +61,9 @@ def ends(words: GemmWords) -> list[str]:
 
 
 def scaled(words: GemmWords) -> list[str]:
-    coding = words.plan.coding
+    coding, blocks = words.plan.coding, words.plan.block_scales
+    if blocks is not None:
+        return [f"constexpr int scaled_cols = {blocks.block};  // columns that share a scale"]
     if coding is None or "scaled_k" not in words.sizes:
         return []
     return [f"constexpr int scaled_k = {coding.group};  // neighbours along K that share a scale"]

@@ -161,6 +161,7 @@ class SumSpeller(GemmWords):
             {
                 "name": f"{self.sum_name(place)}_sums",
                 "scale": self.scales()["arguments"][place],
+                "added": f"{self.sum_name(place)}_sums{'_unscaled' * plan.scales_slices}",
                 "shared": f"{self.sum_name(place)}_shared",
                 "shared_at": f" + {f'{place} * ' if place > 1 else ''}{size}" if place else "",
                 "own": own,
@@ -262,30 +263,36 @@ class SumSpeller(GemmWords):
         ]
 
     def scales(self) -> Mapping[str, Any]:
-        """Of the blocks of a slice: by row, two for each instruction, and by the warp's columns of each product."""
+        """Of the blocks of a slice: by row, two for each instruction of mma.sync and one for each of AMD's, and by the
+        warp's columns of each product."""
         blocks = self.plan.block_scales
         if blocks is None:
             return {"cols": [], "of_row": "", "arguments": [""] * self.plan.products}
+        slices = self.plan.scales_slices
         tile, atom = self.tile, self.plan.atom
         part = f"(step * split_k + {self.number})" if tile.split_k > 1 else "step"
         shares = blocks.block // tile.k
         block = f"{part} / {shares}" if shares > 1 else part
         rows = blocks.rows
-        along = block if rows.ld_axis is None else f"{block} * {rows.name}_ld"
         each = f" * {stride_name(rows, self.dims, len(self.dims) - 1)}" if rows.strided else ""
         m = f"m * {atom.rows} + " if tile.warp_rows > atom.rows else ""
+        row = f"(row < {self.rows_end} ? row : row0)" if slices else "row"
+        last = 0 if self.plan.even else self.plan.k // blocks.block
+        found = "block" if slices and last else block
+        along = found if rows.ld_axis is None else f"{found} * {rows.name}_ld"
         col = f"(col0 + {alone(self.warp_col)})" if self.warp_col else "col0"
         return {
             "row": f"row0 + {self.warp_row}{m}{atom.fragment.row_text(('r', 1))}",
             # slices beyond K, which parts of it may have, have no scales
-            "inside": f"row < {self.rows_end}"
-            + ("" if self.plan.even else f" && {block} < {self.plan.k // blocks.block}"),
-            "of_row": f"{self.pointers[rows.tensor]}[row{each} + {along}]",
+            "inside": f"row < {self.rows_end}" + (f" && {block} < {last}" if last else ""),
+            "block": block,
+            "within": last,
+            "of_row": f"{self.pointers[rows.tensor]}[{row}{each} + {along}]",
             "cols": [
-                f"{self.pointers[c.tensor]}[{self.own_scales(c)}{col} / {blocks.block} * {c.name}_ld + {block}]"
+                f"{self.pointers[c.tensor]}[{self.own_scales(c)}{col} / scaled_cols * {c.name}_ld + {found}]"
                 for c in blocks.cols
             ],
-            "arguments": [f", scale[{product}][m]" for product in range(self.plan.products)],
+            "arguments": ["" if slices else f", scale[{product}][m]" for product in range(self.plan.products)],
         }
 
     @property

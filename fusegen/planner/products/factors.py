@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fusegen.language.graph import Graph, Node, Tensor, factor_kind, once_per_graph
-from fusegen.language.products import Split, Unsplittable, group_vectors, split
+from fusegen.language.graph import Graph, Tensor, factor_kind, once_per_graph
+from fusegen.language.products import Split, group_vectors, split
 from fusegen.language.types import DType, f8e5m2, f8e5m2fnuz, size_of
 from fusegen.planner.model import Access, Layout, Param, RowDim
 from fusegen.planner.parts import Gathered
@@ -23,17 +23,10 @@ from fusegen.targets.base import Target
 
 
 def lacking(graph: Graph, target: Target) -> str:
-    """The types of the first product's factors that no kernel for the target multiplies, `f8e4m3 and f8e5m2`, or
-    `f8e4m3 in scaled blocks`, which kernels of AMD's units don't sum one by one; "" where there are kernels for all."""
-    if (both := without_unit(graph, target)) is not None:
-        return " and ".join(dict.fromkeys(map(str, both)))
-    if (
-        not any(atom.kind in ("mma", "wgmma") for atom in target.atoms)
-        and (scaled := scaled_product(graph)) is not None
-    ):
-        kinds = [factor_kind(a, graph.storage) for a in scaled.factors]
-        return " and ".join(dict.fromkeys(map(str, kinds))) + " in scaled blocks"
-    return ""
+    """The types of the first product's factors that no kernel for the target multiplies, `f8e4m3 and f8e5m2`; "" where
+    there are kernels for all."""
+    both = without_unit(graph, target)
+    return " and ".join(dict.fromkeys(map(str, both))) if both else ""
 
 
 def without_unit(graph: Graph, target: Target) -> tuple[DType, DType] | None:
@@ -46,14 +39,6 @@ def without_unit(graph: Graph, target: Target) -> tuple[DType, DType] | None:
         if not units(target, left, right):
             return left, right
     return None
-
-
-def scaled_product(graph: Graph) -> Node | None:
-    """The first product whose factors have scales for their blocks."""
-    try:
-        return next((product.node for product in split(graph).products if product.scales), None)
-    except Unsplittable:  # there are no products, or others than those that one kernel may hold
-        return None
 
 
 def no_unit(target: Target, what: str, left: DType, right: DType) -> str:

@@ -310,6 +310,12 @@ class GemmPlan(ProductPlan):
         return halved(self.dtype, self.atom.factors), halved(right, self.atom.right_factors)
 
     @property
+    def scales_slices(self) -> bool:
+        """Are sums of a slice made apart, and then scaled by its block's scales and added? AMD's instructions add to
+        sums where these are; what mma.sync gives is scaled as it comes."""
+        return self.block_scales is not None and self.atom.kind != "mma"
+
+    @property
     def run(self) -> int:
         """As `run_of`."""
         return run_of(

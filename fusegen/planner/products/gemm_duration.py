@@ -187,7 +187,8 @@ def estimate(graph: Graph, target: Target, work: ProductWork) -> Cost:
     moved = product_traffic(graph, target, tile.rows, tile.group)
     run = run_of(tile, work.atom, work.along)
     room = shared_bytes(tile, work.dtype, work.products, work.statistics, run, work.share)
-    registers = min(target.registers_per_thread, gemm_registers(tile, work.atom, work.dtype, work.products))
+    needed = gemm_registers(tile, work.atom, work.dtype, work.products) + work.unscaled
+    registers = min(target.registers_per_thread, needed)
     resident = max(1, resident_blocks(target, tile.warps * tile.slice_k * target.warp, registers, room))
     blocks = tiles_down(graph, tile.rows) * work.across * tile.cluster
     segment = int(work.dtype.bytes * work.share * (tile.k if work.along else tile.cols))

@@ -34,6 +34,7 @@ HANDED_CYCLES = 170  # from a wave's last product to its next one through LDS: a
 # of the right one; where it is turned; where the left one is computed (RMSNorm); where f32 is rounded to xf32; where
 # numbers become their halves.
 LOOP, LEFT, RIGHT, TURNED, COMPUTED, ROUNDED, HALVED = 4, 5.5, 1.0, 6.5, 25, 35, 39
+SCALED = 1.0  # a sum of a slice, that is scaled and added
 BF16 = 46  # more to round 16 bytes of bf16 in software
 AGAIN = 2.0  # times that a byte is read, from which on the next read finds it in a cache
 START_INSTRUCTIONS = 100
@@ -107,7 +108,7 @@ def vector_instructions(target: Target, unit: ComputeUnit, work: ProductWork) ->
     changed = HALVED * (left + right) if halved(work.dtype, work.atom.factors) else 0.0
     brought = right * (RIGHT if work.along else TURNED)
     computed = COMPUTED + BF16 * (work.dtype is bf16 and not unit.rounds_bf16) if work.prepared else 0.0
-    return LOOP + left * (LEFT + computed) + brought + rounded + changed
+    return LOOP + left * (LEFT + computed) + brought + rounded + changed + SCALED * work.unscaled
 
 
 def lds_cycles(unit: ComputeUnit, work: ProductWork) -> float:

@@ -46,7 +46,7 @@ from fusegen.planner.products.gemm import (
 from fusegen.planner.products.gemm_duration import estimate, lying
 from fusegen.planner.products.halved import halves_text, units
 from fusegen.planner.products.mma_operands import MmaDraft, named_accesses
-from fusegen.planner.products.mma_tiles import counted, elements, fits, tiles
+from fusegen.planner.products.mma_tiles import counted, elements, fits, tiles, unscaled
 from fusegen.planner.products.output_groups import (
     groups,
     need_one_scaling,
@@ -148,7 +148,7 @@ def draft(graph: Graph, target: Target, layout: Layout) -> MmaDraft:
         raise NoMatch(f"{len(parts.lefts)} left factors; the products of one kernel share theirs")
     coded = [p.right for p in parts.products if p.right.scaled]
     if not coded:
-        need_plain_rights(parts, blocks=units(target, first.left.dtype, first.right.dtype, "warp")[0].kind == "mma")
+        need_plain_rights(parts)
     elif computed := next((p for p in parts.products if p.right.operand is None), None):
         where = computed.node.where
         raise NoMatch(f"the right factor of the product at {where} is computed element by element, beside one of codes")
@@ -216,12 +216,15 @@ def candidate(shared: Shared, tile: GemmTile, atom: Atom) -> GemmPlan:
         for output_group in spans_of(drawn, contractions, shared.by_tensor, tile.cols, widest, run > 0)
     )
     promote = atom.k if drawn.promote(atom) else 0  # as often as an instruction is issued, which costs no registers
+    if drawn.scaled and atom.kind != "mma":
+        promote = tile.k
     statistics = len(drawn.parts.statistics)
     evict_first = all(f.evict_first for f in right.values())
     work = ProductWork(
         tile, atom, drawn.dtype, drawn.together, sum(each.tiles for each in output_groups), drawn.k, along,
         left.prologue is not None, statistics, evict_first, shared.askew, shared.narrow, elements(drawn, tile),
         counted(drawn, tile), drawn.share, drawn.scales, bool(drawn.coding and drawn.segments),
+        unscaled(drawn, tile, atom),
     )  # fmt: skip
     return GemmPlan(
         name=entry_name(graph),

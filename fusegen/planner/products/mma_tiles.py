@@ -237,7 +237,7 @@ def fits(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> bool:
         return False
     held = elements(drawn, tile) if tile.slice_k == 1 else 0  # streams have no others to give way to
     if drawn.scaled:
-        held += SCALED_REGISTERS
+        held += unscaled(drawn, tile, atom) or SCALED_REGISTERS  # AMD's lanes have one row's scales of an instruction
     if run and any(node.op.kind is Kind.GROUP for node in drawn.hoisted.nodes):
         held += REDUCED_REGISTERS
     if gemm_registers(tile, atom, drawn.dtype, drawn.together) + held > min(target.registers_per_thread, 255):
@@ -249,6 +249,12 @@ def fits(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> bool:
     if drawn.coding and not groups_fit(drawn.coding, tile):
         return False
     return all(chunks_fit(f, tile, slice_k_threads, drawn.chunk) for f in (*drawn.left, *right))
+
+
+def unscaled(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> int:
+    """Sums of a slice that a thread has apart, until they are scaled by its block's scales. Not of mma.sync, where an
+    instruction's are scaled as they come."""
+    return drawn.together * tile.accumulators(atom) if drawn.scaled and atom.kind != "mma" else 0
 
 
 def elements(drawn: MmaDraft, tile: GemmTile) -> int:

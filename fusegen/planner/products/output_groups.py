@@ -209,13 +209,9 @@ def within(graph: Graph, *roots: Node, without: Iterable[Node] = ()) -> set[Node
     return found
 
 
-def need_plain_rights(parts: Split, blocks: bool = False, codes: bool = False) -> None:
-    """Raises NoMatch for a right factor that is computed, for products of scaled blocks, and for right factors of
-    codes, unless a rule has them."""
+def need_plain_rights(parts: Split, codes: bool = False) -> None:
+    """Raises NoMatch for a right factor that is computed, and for right factors of codes, unless a rule has them."""
     for product in parts.products:
-        if product.scales and not blocks:
-            what = "has scales for its blocks, which kernels apply that sum by wgmma or mma.sync"
-            raise NoMatch(f"the product at {product.node.where} {what}")
         if product.right.scaled is not None and not codes:
             raise NoMatch(
                 f"the right factor of the product at {product.node.where} is codes of {product.right.scaled.code}, "

@@ -30,3 +30,4 @@ class ProductWork:
     share: float = 1.0  # bits of a right factor's element by those of a left one's
     scales: float = 0.0  # of codes, of a column's 128
     by_group: bool = False  # is it of groups of rows, each multiplied by codes of its own?
+    unscaled: int = 0  # sums of a slice that a thread has apart, until they are scaled

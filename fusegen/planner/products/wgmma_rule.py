@@ -158,7 +158,7 @@ def check(
 ) -> None:
     """Raises NoMatch for what the template has no place for; `unit`: what multiplies; `codes`: may right factors be?
     `gathers`: do its kernels find rows of the left factor by an index?"""
-    need_plain_rights(parts, blocks=True, codes=codes)
+    need_plain_rights(parts, codes=codes)
     need_whole_groups(found, graph)
     if len(parts.lefts) > 1:
         raise NoMatch(f"the products have different left factors; {unit}'s tile has one")

@@ -1,0 +1,378 @@
+// grouped_fp8_block_gemm  f8e4m3[T, K], f32[K_over_128, T], f8e4m3[E, N, K], f32[E, N_over_128, K_over_128], i32[E] -> bf16[T, N]  at
+//   T=8192 K=7168 K_over_128=56 E=8 N=4096 N_over_128=32
+// dequantize(x) @ dequantize(w[e]).T, where e is the expert of the token, as DeepSeek-V3's gate and up.
+//
+//     def grouped_fp8_block_gemm(x, sx, w, sw, ends):
+//         return F.grouped_matmul(F.dequantize(x, sx.T), F.dequantize(w, sw).mT, ends)
+//
+// target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 2615 TFLOP/s for products
+// tile     128 x 128 tiles of 4 warps, slices of 64 in a ring of 2; each of rows of one of 8 groups
+// traffic  362.6 MB moved, 362.6 MB ideal, 360.7 MB with products apart, 366.3 MB unfused in 2 launches
+// floor    184.0 us at 2615 TFLOP/s for products; compute-bound at 1326.62 flop/B
+// rounding factors of f8e4m3 to their halves, of f8e4m3fnuz, and sums by 4: exactly; out to bf16 when
+//          stored; f32 between
+// needs    K=7168, E=8, N=4096; rows of all operands next to each other; x, w, out: address and strides
+//          in multiples of 16 B; ends [E] shared by every row
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 128, tile_k = 64, stages = 2;
+constexpr int steps = 112;
+constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
+constexpr int threads = 256;
+constexpr int tiles_across = 32;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
+constexpr int segments = 8;  // groups of rows
+constexpr int scaled_cols = 128;  // columns that share a scale
+// elements from the start of a slice to the right factor, and to its end
+constexpr int w_at = tile_rows * tile_k;
+constexpr int slice_elements = w_at + tile_cols * tile_k;
+constexpr int at_once = 256 * 16;  // elements that the threads copy at once
+constexpr int band_rows = 32;
+// floats from a row of sums to the next: what a warp writes at once lies in different banks
+constexpr int sums_stride = tile_cols + 4;
+
+// where element (row, k) lies in a tile with rows of Chunks x 16 elements: XOR-swizzled by the row's number, so that
+// 8 rows of one column of chunks lie in different banks
+template <int Chunks>
+__device__ __forceinline__ int place(int row, int k) {
+  constexpr int period = Chunks < 8 ? Chunks : 8;
+  const int xor_mask = row / (8 / period) % period;
+  return (row * Chunks + (k / 16 ^ xor_mask)) * 16 + k % 16;
+}
+
+// 16 elements, Width with each load; those from `count` on are zeros
+template <int Width, typename T>
+__device__ __forceinline__ Vec<T, 16> load_chunk(const T* from, int count) {
+  Vec<T, 16> v;
+  if (Width > 1 && count == 16) {
+    #pragma unroll
+    for (int j = 0; j < 16; j += Width) {
+      const Vec<T, Width> part = load<Width>(from + j);
+      #pragma unroll
+      for (int i = 0; i < Width; ++i) v.at[j + i] = part.at[i];
+    }
+  } else {
+    #pragma unroll
+    for (int j = 0; j < 16; ++j) v.at[j] = j < count ? from[j] : T{};
+  }
+  return v;
+}
+
+struct Segment {
+  int number;  // of the group
+  long long row0, end;  // the tile's first row, and the first one behind the group
+  bool of_group;  // else its rows are of none
+};
+
+// what a lane knows of its own group
+struct Own {
+  int begin, end;  // rows: where the groups before end, and where its own does
+  unsigned before, behind;  // tiles: of the groups before, and of its own too
+};
+
+// v of the lane so many before this one
+__device__ __forceinline__ int from_before(int v, int step) {
+  return __shfl_up(v, step);
+}
+
+// where a group's rows end: not before the one above it ends, nor behind all rows, so that no end is read as a place that
+// is not there
+__device__ __forceinline__ int end_of(const int* ends, int s, int begin, int most) {
+  const int end = s < segments ? ends[s] : 0;
+  return end < begin ? begin : end < most ? end : most;
+}
+
+// all lanes of a warp ask for theirs
+__device__ __forceinline__ Own own_segments(const int* ends, long long rows) {
+  const int most = rows < 0x7fffffff ? static_cast<int>(rows) : 0x7fffffff;
+  const int lane = threadIdx.x % 64;
+  Own own{0, 0, 0, 0};
+  own.end = end_of(ends, lane, own.end, most);
+  #pragma unroll
+  for (int step = 1; step < 64; step *= 2) {
+    const int other = from_before(own.end, step);
+    if (lane >= step && other > own.end) own.end = other;
+  }
+  const int others_end = from_before(own.end, 1);
+  own.begin = lane > 0 ? others_end : 0;
+  int begin = own.begin;
+  const int end = end_of(ends, lane, begin, most);
+  own.behind += (static_cast<unsigned>(end - begin) + tile_rows - 1) / tile_rows;
+  const unsigned own_tiles = own.behind;
+  #pragma unroll
+  for (int step = 1; step < 64; step *= 2) {
+    const unsigned other = from_before(own.behind, step);
+    if (lane >= step) own.behind += other;
+  }
+  own.before = own.behind - own_tiles;
+  return own;
+}
+
+// the group of tile `number`, counted from the top, that all lanes of a warp ask for
+__device__ __forceinline__ Segment segment_of(const int* ends, long long rows, unsigned number) {
+  const int most = rows < 0x7fffffff ? static_cast<int>(rows) : 0x7fffffff;
+  const int lane = threadIdx.x % 64;
+  const Own own = own_segments(ends, rows);
+  int group = 0, row0 = 0, end = 0;  // of the tile, where it is the lane's
+  int begin = own.begin;
+  unsigned before = own.before;
+  const int next = end_of(ends, lane, begin, most);
+  const unsigned behind = before + (static_cast<unsigned>(next - begin) + tile_rows - 1) / tile_rows;
+  if (before <= number && number < behind) {
+    group = lane;
+    row0 = begin + static_cast<int>(number - before) * tile_rows;
+    end = next;
+  }
+  const bool says = own.behind <= number;
+  const auto lanes = __ballot(says);  // all whose groups lie above the tile
+  const int owner = __popcll(lanes);
+  const bool found = owner < 64;
+  if (!found && lane == 63) {  // it knows where all groups end
+    group = segments - 1;
+    row0 = own.end;
+  }
+  const int from = found ? owner : 63;
+  const unsigned over = found ? 0 : number - __shfl(own.behind, 63, 64);
+  end = __shfl(end, from, 64);
+  const long long first = __shfl(row0, from, 64) + static_cast<long long>(over) * tile_rows;
+  return Segment{__shfl(group, from, 64), first, found ? end : rows, found};
+}
+
+// 16 numbers of f8e4m3 as their halves, of f8e4m3fnuz: the same codes, but -0 becomes 0, and NaN is 0x80
+__device__ __forceinline__ Vec<unsigned char, 16> halves(Vec<unsigned char, 16> v) {
+  unsigned words[4];
+  memcpy(words, &v, sizeof(v));
+  #pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    asm volatile("" : "+v"(words[i]));  // else the compiler loads and changes them by bytes
+    const unsigned size = words[i] & 0x7f7f7f7fu;
+    const unsigned none = (size + 0x01010101u) >> 7 & 0x01010101u;  // 1 of each NaN, whose size is 0x7f
+    words[i] = (size + none) | (words[i] & (size + 0x7f7f7f7fu) & 0x80808080u);  // signs of what is not 0
+  }
+  memcpy(&v, words, sizeof(v));
+  return v;
+}
+
+typedef float Sums __attribute__((ext_vector_type(16)));
+
+// a lane's 16 elements of what one fragment multiplies: neighbours in k, the same for both operands
+struct alignas(16) Fragment {
+  long part[2];
+};
+
+// row `mn` + lane % 32 of a tile, from k on
+template <int Chunks, typename T>
+__device__ __forceinline__ void load_fragment(Fragment& to, const T* tile, int mn, int k) {
+  const int lane = threadIdx.x % 64;
+  to = *reinterpret_cast<const Fragment*>(tile + place<Chunks>(mn + lane % 32, k + lane / 32 * 16));
+}
+
+// sums += right^T left^T, 32 columns by 32 rows
+__device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, const Fragment& left) {
+  sums = __builtin_amdgcn_mfma_f32_32x32x16_fp8_fp8(right.part[0], left.part[0], sums, 0, 0, 0);
+  sums = __builtin_amdgcn_mfma_f32_32x32x16_fp8_fp8(right.part[1], left.part[1], sums, 0, 0, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+grouped_fp8_block_gemm(
+    const unsigned char* __restrict__ x_ptr,
+    const float* __restrict__ sx_ptr,
+    const unsigned char* __restrict__ w_ptr,
+    const float* __restrict__ sw_ptr,
+    const int* __restrict__ ends_ptr,
+    __bf16* __restrict__ out_ptr,
+    long long rows,
+    long long x_stride,
+    long long w_ld,
+    long long w_group,
+    long long sx_ld,
+    long long sw_ld,
+    long long sw_group,
+    long long out_stride)
+{
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int lane = threadIdx.x % 64;
+  const int warp = threadIdx.x / 64;
+  const int warp_row = warp / 2 * warp_rows;  // the warp's first of the tile
+  const int warp_col = warp % 2 * warp_cols;
+  const long long begun = rows < segments + 1 ? rows : segments + 1;  // each by a tile of its own, at most
+  const unsigned tiles_down = static_cast<unsigned>(begun + (rows - begun) / tile_rows);
+  const unsigned tile = blockIdx.x;
+  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+  const unsigned first = tile / group_tiles * group;
+  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+  const Segment here = segment_of(ends_ptr, rows, first + tile % group_tiles % height);
+  const long long row0 = here.row0, segment_end = here.end;
+  const int segment = here.number;
+  const bool of_group = here.of_group;
+  const int across = tile % group_tiles / height;
+  if (row0 >= rows) return;  // the groups need fewer tiles
+  const int rows_here = segment_end - row0 < tile_rows ? static_cast<int>(segment_end - row0) : tile_rows;
+  const int col0 = across * tile_cols;
+
+  // the ring of 2 slices, and what the thread brings of each
+  unsigned char* const ring = reinterpret_cast<unsigned char*>(shared);
+  const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 16;
+  const unsigned char* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
+  const int x_to = place<4>(x_m, x_k);
+  const int w_n = threadIdx.x / 4, w_k = threadIdx.x % 4 * 16;
+  const unsigned char* w_from = w_ptr + segment * w_group + (col0 + w_n) * w_ld + w_k;
+  const int w_to = w_at + place<4>(w_n, w_k);
+  Vec<unsigned char, 16> x_held[2];
+  Vec<unsigned char, 16> w_held[2];
+  const auto fetch_slice = [&]() {
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      x_held[v] = load_chunk<16>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 16 : 0);
+    }
+    x_from += tile_k;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) w_held[v] = load_chunk<16>(w_from + v * 64 * w_ld, 16);
+    w_from += tile_k;
+  };
+  const auto prepare_slice = [&](int step) {
+    unsigned char* const slice = ring + step % stages * slice_elements;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) store<16>(slice + x_to + v * at_once, halves(x_held[v]));
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) store<16>(slice + w_to + v * at_once, halves(w_held[v]));
+  };
+
+  // 112 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  Fragment x_part[2][2];
+  Fragment w_part[2][2];
+  Sums grouped_matmul_sums[2][2] = {};
+  const auto load_parts = [&](int step, int k, int buffer) {
+    const unsigned char* const slice = ring + step % stages * slice_elements;
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) load_fragment<4>(x_part[buffer][i], slice + i * (32 * tile_k), warp_row, k * 32);
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_fragment<4>(w_part[buffer][i], slice + w_at + i * (32 * tile_k), warp_col, k * 32);
+    }
+  };
+  float of_rows[2], of_columns[1];  // of a slice's blocks: of the lane's rows, and of 128 columns
+  float scale[1][2];
+  Sums grouped_matmul_sums_unscaled[2][2] = {};  // of the slice at hand
+  const auto fetch_scales = [&](int step) {
+    #pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const long long row = row0 + warp_row + m * 32 + lane % 32;  // behind the last one the tile's first: loads that are tested are waited for
+      of_rows[m] = sx_ptr[(row < segment_end ? row : row0) + step / 2 * sx_ld];
+    }
+    of_columns[0] = sw_ptr[segment * sw_group + (col0 + warp_col) / scaled_cols * sw_ld + step / 2];
+  };
+  const auto take_scales = [&]() {
+    #pragma unroll
+    for (int m = 0; m < 2; ++m) scale[0][m] = of_rows[m] * of_columns[0];
+  };
+  const auto multiply = [&](int buffer) {
+    #pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      #pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        multiply_add(grouped_matmul_sums_unscaled[n][m], w_part[buffer][n], x_part[buffer][m]);
+      }
+    }
+  };
+
+  if (of_group) {  // else all sums are 0
+    fetch_scales(0);
+    fetch_slice();
+    prepare_slice(0);
+    fetch_slice();
+    __syncthreads();
+    load_parts(0, 0, 0);
+    const auto take_slice = [&](int step, bool last) {
+      #pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (k == 1 && !last) {
+          prepare_slice(step + 1);
+          take_scales();
+          fetch_scales(step + 1);
+          if (step + 2 < steps) fetch_slice();
+        }
+        if (k < 1) {
+          load_parts(step, k + 1, (k + 1) % 2);
+        } else if (!last) {
+          __syncthreads();
+          load_parts(step + 1, 0, 0);
+        }
+        multiply(k % 2);
+      }
+      if (last) take_scales();
+      #pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        #pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          #pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            grouped_matmul_sums[n][m][i] += scale[0][m] * grouped_matmul_sums_unscaled[n][m][i];
+          }
+          grouped_matmul_sums_unscaled[n][m] = Sums{};
+        }
+      }
+    };
+    #pragma unroll 1
+    for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+    take_slice(steps - 1, true);
+  }
+
+  // the sums go through shared memory, where each thread finds neighbouring columns of a row
+  __syncthreads();
+  float* const grouped_matmul_shared = reinterpret_cast<float*>(shared);
+  for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
+    if (band > 0) __syncthreads();
+    #pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      if ((warp_row + m * 32) / band_rows == band) {
+        #pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          #pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
+            const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+            grouped_matmul_shared[sum_row * sums_stride + sum_col] = grouped_matmul_sums[n][m][i] * 4.0f;
+          }
+        }
+      }
+    }
+    __syncthreads();
+
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+      const long long row = row0 + band * band_rows + m;
+      const int col = col0 + n;
+      if (band * band_rows + m < rows_here) {
+        const Vec<float, 8> grouped_matmul_total = load<8>(grouped_matmul_shared + m * sums_stride + n);
+        Vec<__bf16, 8> out_vec;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float grouped_matmul = of_group ? grouped_matmul_total.at[j] : 0.0f;
+          out_vec.at[j] = static_cast<__bf16>(grouped_matmul);
+        }
+        store<8>(out_ptr + row * out_stride + col, out_vec);
+      }
+    }
+  }
+}
