@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
@@ -429,6 +430,11 @@ def product(name: str, left: Any, right: Any, promote: int | None = None) -> Val
     """`left @ right` on the last two axes, leading ones broadcast: checks and records. Of whole numbers it is i32."""
     if isinstance(left, Value) and (found := left.multiplied(right)) is not None:
         return found
+    values = (side.value if isinstance(side, Transposed) else side for side in (left, right))
+    ranks = [len(side.shape) if isinstance(side, Value) else 0 for side in values]
+    if min(ranks) == 1:
+        with_vector = import_module("fusegen.language.vector_products").with_vector
+        return with_vector(name, left, right, promote)  # type: ignore[no-any-return]
     operands = current().operands
     op = OPS[name]
     with current().operator("matmul") as operator:
@@ -456,8 +462,7 @@ def factor(op: Op, side: Any, operator: Operator, *, right: bool) -> Node:
     if len(node.shape) < 2:
         found = f"{shape_text(node.shape)}" if node.shape else "a scalar"
         raise SpecError(
-            f"matmul: found {found} where a matrix is wanted\n  declare a vector as a matrix with one row or column",
-            operator.where,
+            f"matmul: found {found} where a matrix or a vector is wanted\n  write * for a multiple", operator.where
         )
     return need_type(node, current().operands, right)
 

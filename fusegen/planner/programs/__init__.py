@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from importlib import import_module
+from typing import Any
 
 from fusegen.errors import NoPlan
 from fusegen.language.axes import column_reductions
@@ -33,6 +34,8 @@ WORTH_DEALING = 0.95
 # The same of codes that wgmma's own kernel widens, where estimates of both were within 6 % of what they took: w4a16
 # beside 2048 rows of 8192 x 8192 took 404 us by one kernel, and 358 by two (H200)
 WORTH_UNPACKING = 0.97
+# The same of a product whose K is dealt to parts: estimates of both are of one kind, and parts take a workspace
+WORTH_DEEPENING = 0.8
 FEW_STATES = 12  # to look at where one kernel is at hand: a search in full takes longer than compiling
 LONG_STATES = 60  # beside wasteful attention: two cuts are found by then, with a mask between them
 WASTED = 3.5  # times its floor
@@ -86,6 +89,10 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
                 return cheapest(graph, target, WORTH_CUTTING * (dealt.time_us if dealt else least.time_us), LONG_STATES)
             except NoPlan:
                 return dealt
+        if len(graph.products) == 1 and not graph.batch_invariant and fills_part(found.plans[0]):
+            deep: ProgramPlan | None = searching().of_deep_products(graph, target)
+            if deep is not None:
+                return deep
         if found.plans[0].rule.startswith("weights"):  # as well, but rows of a block each may be too few for a GPU
             computed = fills_part(found.plans[0])
         if not (computed or groups_of_products(graph)) or least.floor_us > WORTH_CUTTING * least.time_us:
@@ -104,15 +111,19 @@ def cheapest(graph: Graph, target: Target, *limits: float) -> ProgramPlan:
     known: dict[tuple[object, ...], ProgramPlan | NoPlan] = graph.__dict__.setdefault("cheapest programs", {})
     key = (target, *limits)
     if key not in known:
-        search = import_module("fusegen.planner.programs.search")
         try:
-            known[key] = search.cheapest(graph, target, *limits)
+            known[key] = searching().cheapest(graph, target, *limits)
         except NoPlan as error:
             known[key] = error
     program = known[key]
     if isinstance(program, NoPlan):
         raise program.with_traceback(None)
     return program
+
+
+def searching() -> Any:
+    """The module of searches, which plans by this one."""
+    return import_module("fusegen.planner.programs.search")
 
 
 def fills_part(plan: Plan) -> bool:
@@ -123,8 +134,7 @@ def fills_part(plan: Plan) -> bool:
 def by_parts(found: Candidates, below_us: float) -> ProgramPlan | None:
     """Reductions over rows, or attention to many keys, by two kernels, where that is expected to take less than
     `below_us`."""
-    search = import_module("fusegen.planner.programs.search")
-    return search.in_two(found.graph.written, found.target, below_us)  # type: ignore[no-any-return]
+    return searching().in_two(found.graph.written, found.target, below_us)  # type: ignore[no-any-return]
 
 
 def alone(found: Candidates, cut: NoPlan) -> NoPlan:

@@ -206,7 +206,7 @@ class Halves:
             names={table[n]: name for n, name in graph.names.items() if table.get(n) in nodes},
             sizes=graph.sizes,
         )
-        return self.through(lowered(made))
+        return through(self.step, lowered(made), self.found.product)
 
     def expand(self, nodes: list[Node], table: dict[Node, Node]) -> None:
         """Nodes with one more axis behind all others."""
@@ -218,18 +218,19 @@ class Halves:
             else:
                 table[node] = replace(node, inputs=tuple(table[a] for a in node.inputs), shape=(*node.shape, 1))
 
-    def through(self, second: Lowered) -> Lowered:
-        """The kernel's tensors as views of the chain's, where the step's own are."""
-        outer = {b.tensor: b for b in self.step.bounds}
-        sizes = {name: replaced(size, self.step.sizes) for name, size in second.sizes.items()}
-        bounds = []
-        for b in (replace(b, view=b.view.renamed(self.step.sizes)) for b in second.bounds):
-            own = outer.get(b.base)
-            try:
-                bounds.append(b if own is None else Bound(b.tensor, own.base, b.view.of(own.view)))
-            except ValueError as error:
-                raise NotOneStep(self.found.product, str(error)) from None
-        return replace(second, bounds=tuple(bounds), sizes=sizes)
+
+def through(step: Lowered, second: Lowered, product: Node) -> Lowered:
+    """A kernel of the step's tensors as one of the chain's, of which those are views. Raises NotOneStep."""
+    outer = {b.tensor: b for b in step.bounds}
+    sizes = {name: replaced(size, step.sizes) for name, size in second.sizes.items()}
+    bounds = []
+    for b in (replace(b, view=b.view.renamed(step.sizes)) for b in second.bounds):
+        own = outer.get(b.base)
+        try:
+            bounds.append(b if own is None else Bound(b.tensor, own.base, b.view.of(own.view)))
+        except ValueError as error:
+            raise NotOneStep(product, str(error)) from None
+    return replace(second, bounds=tuple(bounds), sizes=sizes)
 
 
 def seen(node: Node, view: View) -> Node:

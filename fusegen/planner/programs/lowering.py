@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from fusegen.errors import Where
 from fusegen.language.codes import codes_of, in_one_kernel
 from fusegen.language.graph import Graph, Kind, Node, Operator, Tensor
+from fusegen.language.graph import behind as nodes_behind
 from fusegen.language.group_sorting import ends_text
 from fusegen.language.naming import hides_frame
 from fusegen.language.reference import PLACES
@@ -146,7 +147,9 @@ class Lowering:
                 outputs.append(Tensor(name, TensorType(tensor.dtype, value.shape), value))
                 writes.append(Bound(name, tensor.name, place))
         order = {t.name: place for place, t in enumerate(self.graph.inputs)}
-        arrays = sorted(self.inputs.items(), key=lambda item: order[item[0][0]])
+        used = set(nodes_behind(t.node for t in outputs))  # a row may have been looked at that was not as it is wanted
+        read = [item for item in self.inputs.items() if item[1].node in used]
+        arrays = sorted(read, key=lambda item: order[item[0][0]])
         reads = [Bound(t.name, base, view) for (base, view, _), t in arrays if t.shape]
         return self.plainly(tuple(t for _, t in arrays), tuple(outputs), (*reads, *writes))
 

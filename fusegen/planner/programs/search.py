@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -37,11 +37,14 @@ from fusegen.planner.programs import (
     FEW_STATES,
     LONG_STATES,
     WORTH_CUTTING,
+    WORTH_DEEPENING,
     WORTH_UNPACKING,
     cutting,
+    fills_part,
     is_wasteful,
 )
-from fusegen.planner.programs.column_parts import parted
+from fusegen.planner.programs.column_parts import Parted, parted
+from fusegen.planner.programs.deep_products import deep_products
 from fusegen.planner.programs.dependent import dependent
 from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.heads_as_rows import heads_as_rows
@@ -138,6 +141,14 @@ def in_two(graph: Graph, target: Target, below_us: float) -> ProgramPlan | None:
     found = Found(frozenset(), (both,), search.early_us)
     search.looked_at.append(found)
     return search.program(found, {}, search.considered())
+
+
+def of_deep_products(graph: Graph, target: Target) -> ProgramPlan | None:
+    """A product's K in parts, as two kernels; None where one kernel is right."""
+    search = Search(share_common(graph), target)
+    found = search.look(frozenset())
+    two = len(found.kernels) == 1 and len(found.kernels[0].plans) == 2
+    return search.program(found, {}, search.considered()) if two else None
 
 
 class Search:
@@ -439,6 +450,8 @@ class Search:
             plans: tuple[tuple[Lowered, Plan], ...] = ((step, self.plan_of(step)),)
             if two is not None and (two.time_us < plans[0][1].cost.time_us or (self.dealt and two.deals)):
                 return two
+            if (deep := self.deeper(step, makes, plans[0][1])) is not None:
+                return deep
         except NoPlan as error:
             if two is not None:
                 return two
@@ -456,9 +469,21 @@ class Search:
     def by_parts(self, step: Lowered, makes: tuple[Made, ...]) -> Kernel | None:
         """Reductions over rows, or of a product's rows, or attention to many keys, by two kernels, with the number of
         parts that costs least."""
-        best: Kernel | None = None
         halves = (parted(step, self.target), grouped(step, self.target), keys_parted(step, self.target, self.dealt))
-        for both in itertools.chain(*halves):
+        return self.best_of(itertools.chain(*halves), makes)
+
+    def deeper(self, step: Lowered, makes: tuple[Made, ...], one: Plan) -> Kernel | None:
+        """A product's K in parts, where one kernel leaves some of a GPU idle and two take much less; never where the
+        order of sums is not to depend on the number of rows."""
+        if self.graph.batch_invariant or not fills_part(one):
+            return None
+        found = self.best_of(deep_products(step, self.target), makes)
+        return found if found is not None and found.time_us < WORTH_DEEPENING * one.cost.time_us else None
+
+    def best_of(self, halves: Iterable[Parted], makes: tuple[Made, ...]) -> Kernel | None:
+        """Two kernels that make `makes`: of all ways those that take least."""
+        best: Kernel | None = None
+        for both in halves:
             try:
                 seconds = tuple(parts_of(both.second)) or (both.second,)
                 plans = tuple((own, self.plan_of(own)) for own in (both.first, *seconds))

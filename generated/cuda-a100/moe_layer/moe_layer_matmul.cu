@@ -1,14 +1,14 @@
-// moe_layer_matmul  bf16[T, D], bf16[E, D] -> f32[T, E]  at T=256 D=2048 E=64
-// matmul of moe_layer.
+// moe_layer_matmul  f32[T, E], f32[T, E], f32[T, E], f32[T, E] -> f32[T, E]  at T=256 E=64
+// matmul of moe_layer_matmul.
 //
-// target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     32 x 64 tiles of 2 warps, slices of 64 in a ring of 4
-// traffic  1.4 MB moved, 1.4 MB ideal, 1.4 MB with products apart, 1.4 MB unfused in 1 launch
-// floor    0.7 us at 2.039 TB/s; memory-bound at 48.76 flop/B
-// needs    D=2048, E=64; rows of all operands next to each other; x, router, matmul: address and
-//          strides in multiples of 16 B
-
-#include <cuda_bf16.h>
+// target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
+// views    matmul_parts_offset_0 is matmul_parts[0]; matmul_parts_offset_1 is matmul_parts[1];
+//          matmul_parts_offset_2 is matmul_parts[2]; matmul_parts_offset_3 is matmul_parts[3]
+// tile     one flat array; a block of 128 threads, 4 elements a thread
+// traffic  0.3 MB moved, 0.3 MB ideal, 0.3 MB unfused in 1 launch
+// floor    0.2 us at 2.039 TB/s; memory-bound at 0.15 flop/B
+// needs    matmul_parts_offset_0, matmul_parts_offset_1, matmul_parts_offset_2, matmul_parts_offset_3,
+//          matmul: address in multiples of 16 B
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -16,196 +16,85 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
 
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// values col ... col + N - 1 of an array of `cols`, one by one; its last one stands for those behind it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load_last(const T* row, long long col, long long cols) {
+  Vec<T, N> v;
+  #pragma unroll
+  for (int j = 0; j < N; ++j) v.at[j] = row[col + j < cols ? col + j : cols - 1];
+  return v;
+}
+
 // the vector to p, which is aligned to it
 template <int N, typename T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 32, tile_cols = 64, tile_k = 64, stages = 4;
-constexpr int steps = 32;
-constexpr int warp_cols = 32;  // of a tile
-// elements from the start of a slice to the right factor, and to its end
-constexpr int router_at = tile_rows * tile_k;
-constexpr int slice_elements = router_at + tile_cols * tile_k;
-constexpr int slice_bytes = 2 * slice_elements;
-constexpr int at_once = 64 * 8;  // elements that the threads copy at once
-
-// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
-template <int Chunks>
-__device__ __forceinline__ int place(int row, int k) {
-  constexpr int period = Chunks < 8 ? Chunks : 8;
-  const int xor_mask = row / (8 / period) % period;
-  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
-}
-
-// 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
-template <int Width, typename T>
-__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
-  if constexpr (Width == 8) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-        :: "r"(to), "l"(from), "r"(count * 2) : "memory");
-  } else {
-    #pragma unroll
-    for (int j = 0; j < 8; j += Width) {
-      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
-      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-          :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
-    }
+// values col ... col + N - 1 of a row, one by one; what lies outside the row is left alone
+template <int N, typename T>
+__device__ __forceinline__ void store_each_within(T* row, long long col, long long cols, const Vec<T, N>& v) {
+  #pragma unroll
+  for (int j = 0; j < N; ++j) {
+    if (col + j < cols) row[col + j] = v.at[j];
   }
 }
 
-// the copies since the last call become one group
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// waits for the thread's own groups, all but the last Pending
-template <int Pending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
-}
-
-// four matrices of 8 x 16 bytes, from the rows whose places the lanes give
-__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
-}
-
-// sums += right^T left^T, 16 columns by 8 rows
-__device__ __forceinline__ void multiply_add(
-    float (&sums)[4], const unsigned (&right)[4], unsigned left_0, unsigned left_1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
-}
-
-extern "C" __global__ void __launch_bounds__(64)
+extern "C" __global__ void __launch_bounds__(128)
 moe_layer_matmul(
-    const __nv_bfloat16* __restrict__ x_ptr,
-    const __nv_bfloat16* __restrict__ router_ptr,
+    const float* __restrict__ matmul_parts_offset_0_ptr,
+    const float* __restrict__ matmul_parts_offset_1_ptr,
+    const float* __restrict__ matmul_parts_offset_2_ptr,
+    const float* __restrict__ matmul_parts_offset_3_ptr,
     float* __restrict__ matmul_ptr,
-    long long rows,
-    long long x_stride,
-    long long router_ld,
-    long long matmul_stride)
+    long long n)
 {
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int warp_col = warp * warp_cols;  // the warp's first of the tile
-  const unsigned tile = blockIdx.x;
-  const long long row0 = static_cast<long long>(tile) * tile_rows;
-  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
-  constexpr int col0 = 0;
+  constexpr int tile_cols = 512;  // elements that a block takes
+  const long long col = static_cast<long long>(blockIdx.x) * tile_cols + threadIdx.x * 4;
 
-  // the ring of 4 slices, and what the thread brings of each
-  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
-  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
-  unsigned x_to = (place<8>(x_m, x_k)) * 2;
-  asm volatile("" : "+r"(x_to));  // stays in a register: the compiler would make it anew for each copy
-  const int router_n = threadIdx.x / 8, router_k = threadIdx.x % 8 * 8;
-  // the column that lies in row router_n of the tile
-  const int router_col = router_n / warp_cols * warp_cols + router_n % 8 * 4 + router_n % warp_cols / 8;
-  const __nv_bfloat16* router_from = router_ptr + (col0 + router_col) * router_ld + router_k;
-  unsigned router_to = (router_at + place<8>(router_n, router_k)) * 2;
-  asm volatile("" : "+r"(router_to));  // stays in a register: the compiler would make it anew for each copy
-  const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  const auto copy_slice = [&](int step) {
-    const unsigned slice = ring_at + step % stages * slice_bytes;
+  // pass 1 of 1: read matmul_parts_offset_0, matmul_parts_offset_1, matmul_parts_offset_2, matmul_parts_offset_3;
+  //   write matmul
+  if (col + 4 <= n) {
+    const Vec<float, 4> matmul_parts_offset_0_vec = load<4>(matmul_parts_offset_0_ptr + col);
+    const Vec<float, 4> matmul_parts_offset_1_vec = load<4>(matmul_parts_offset_1_ptr + col);
+    const Vec<float, 4> matmul_parts_offset_2_vec = load<4>(matmul_parts_offset_2_ptr + col);
+    const Vec<float, 4> matmul_parts_offset_3_vec = load<4>(matmul_parts_offset_3_ptr + col);
+    Vec<float, 4> matmul_vec;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + x_to + v * (at_once * 2);
-      copy_chunk<8>(to, x_from + v * 8 * x_stride, x_m + v * 8 < rows_here ? 8 : 0);
+    for (int j = 0; j < 4; ++j) {
+      const float matmul_parts_offset_0 = matmul_parts_offset_0_vec.at[j];
+      const float matmul_parts_offset_1 = matmul_parts_offset_1_vec.at[j];
+      const float matmul_parts_offset_2 = matmul_parts_offset_2_vec.at[j];
+      const float matmul_parts_offset_3 = matmul_parts_offset_3_vec.at[j];
+      const float add = matmul_parts_offset_0 + matmul_parts_offset_1;
+      const float add_from_matmul_parts_offset_0 = add + matmul_parts_offset_2;
+      const float matmul = add_from_matmul_parts_offset_0 + matmul_parts_offset_3;
+      matmul_vec.at[j] = matmul;
     }
-    x_from += tile_k;
+    store<4>(matmul_ptr + col, matmul_vec);
+  } else if (col < n) {  // the array ends inside of this vector
+    const Vec<float, 4> matmul_parts_offset_0_vec = load_last<4>(matmul_parts_offset_0_ptr, col, n);
+    const Vec<float, 4> matmul_parts_offset_1_vec = load_last<4>(matmul_parts_offset_1_ptr, col, n);
+    const Vec<float, 4> matmul_parts_offset_2_vec = load_last<4>(matmul_parts_offset_2_ptr, col, n);
+    const Vec<float, 4> matmul_parts_offset_3_vec = load_last<4>(matmul_parts_offset_3_ptr, col, n);
+    Vec<float, 4> matmul_vec;
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      const int away = v * 8 / warp_cols * warp_cols + v * 8 % warp_cols / 8;  // columns from the first
-      const unsigned to = slice + router_to + v * (at_once * 2);
-      copy_chunk<8>(to, router_from + away * router_ld, 8);
+    for (int j = 0; j < 4; ++j) {
+      const float matmul_parts_offset_0 = matmul_parts_offset_0_vec.at[j];
+      const float matmul_parts_offset_1 = matmul_parts_offset_1_vec.at[j];
+      const float matmul_parts_offset_2 = matmul_parts_offset_2_vec.at[j];
+      const float matmul_parts_offset_3 = matmul_parts_offset_3_vec.at[j];
+      const float add = matmul_parts_offset_0 + matmul_parts_offset_1;
+      const float add_from_matmul_parts_offset_0 = add + matmul_parts_offset_2;
+      const float matmul = add_from_matmul_parts_offset_0 + matmul_parts_offset_3;
+      matmul_vec.at[j] = matmul;
     }
-    router_from += tile_k;
-  };
-
-  // 32 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  unsigned x_part[2][2][4];
-  unsigned router_part[2][2][4];
-  float matmul_sums[2][4][4] = {};
-  const unsigned x_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned router_lane = ring_at + router_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
-  const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % stages * slice_bytes;
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
-    }
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      load_matrices(router_part[buffer][i], (router_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
-    }
-  };
-  const auto multiply = [&](int buffer) {
-    #pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      #pragma unroll
-      for (int nth = 0; nth < 2; ++nth) {  // serpentine: what was multiplied last is at hand
-        const int n = m % 2 ? 1 - nth : nth;
-        multiply_add(matmul_sums[n][m], router_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
-            x_part[buffer][m / 2][m % 2 * 2 + 1]);
-      }
-    }
-  };
-
-  #pragma unroll
-  for (int s = 0; s < stages - 1; ++s) {
-    copy_slice(s);
-    commit_copies();
-  }
-  wait_copies<stages - 2>();
-  __syncthreads();
-  load_parts(0, 0, 0);
-  const auto take_slice = [&](int step, bool last) {
-    #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k == 3 && !last) {
-        wait_copies<stages - 2>();
-      }
-      if (k < 3) {
-        load_parts(step, k + 1, (k + 1) % 2);
-      } else if (!last) {
-        __syncthreads();
-        load_parts(step + 1, 0, 0);
-      }
-      if (k == 0 && !last) {
-        if (step + stages - 1 < steps) copy_slice(step + stages - 1);
-        commit_copies();
-      }
-      multiply(k % 2);
-    }
-  };
-  #pragma unroll 1
-  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
-  take_slice(steps - 1, true);
-
-  const int n = warp_col + lane / 4 * 4;  // the first of the thread's columns
-  const int col = col0 + n;
-  #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int m = v / 2 * 8 + lane % 4 * 2 + v % 2;
-    const long long row = row0 + m;
-    if (row < rows) {
-      Vec<float, 4> matmul_vec;
-      #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-        matmul_vec.at[j] = matmul;
-      }
-      store<4>(matmul_ptr + row * matmul_stride + col, matmul_vec);
-    }
+    store_each_within<4>(matmul_ptr, col, n, matmul_vec);
   }
 }

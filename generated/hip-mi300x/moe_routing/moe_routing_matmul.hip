@@ -1,12 +1,14 @@
-// moe_routing_matmul  bf16[T, D], bf16[E, D] -> f32[T, E]  at T=64 D=2048 E=64
-// matmul of moe_routing.
+// moe_routing_matmul  f32[T, E], f32[T, E], f32[T, E], f32[T, E] -> f32[T, E]  at T=64 E=64
+// matmul of moe_routing_matmul.
 //
-// target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     64 x 16 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 2 for each group
-// traffic  0.5 MB moved, 0.5 MB ideal, 0.5 MB with products apart, 0.5 MB unfused in 1 launch
-// floor    0.1 us at 5.3 TB/s; memory-bound at 31.03 flop/B
-// needs    D=2048, E=64; rows of all operands next to each other; x, router, matmul: address and
-//          strides in multiples of 16 B
+// target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
+// views    matmul_parts_offset_0 is matmul_parts[0]; matmul_parts_offset_1 is matmul_parts[1];
+//          matmul_parts_offset_2 is matmul_parts[2]; matmul_parts_offset_3 is matmul_parts[3]
+// tile     one flat array; a block of 128 threads, 4 elements a thread
+// traffic  81920 B moved, 81920 B ideal, 81920 B unfused in 1 launch
+// floor    0.0 us at 5.3 TB/s; memory-bound at 0.15 flop/B
+// needs    matmul_parts_offset_0, matmul_parts_offset_1, matmul_parts_offset_2, matmul_parts_offset_3,
+//          matmul: address in multiples of 16 B
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -20,198 +22,80 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
 }
 
+// values col ... col + N - 1 of an array of `cols`, one by one; its last one stands for those behind it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load_last(const T* row, long long col, long long cols) {
+  Vec<T, N> v;
+  #pragma unroll
+  for (int j = 0; j < N; ++j) v.at[j] = row[col + j < cols ? col + j : cols - 1];
+  return v;
+}
+
 // the vector to p, which is aligned to it
 template <int N, typename T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 64, tile_cols = 16, tile_k = 64, stages = 2;
-constexpr int split_k = 2, steps = 16;  // parts of K, and slices of each
-constexpr int tiles_across = 4;
-// elements from the start of a slice to the right factor, and to its end
-constexpr int router_at = tile_rows * tile_k;
-constexpr int slice_elements = router_at + tile_cols * tile_k;
-constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
-// floats from a row of sums to the next: what a warp writes at once lies in different banks
-constexpr int sums_stride = tile_cols + 4;
-constexpr int group_floats = 1 * tile_rows * sums_stride;  // of a slice-K group's sums
-
-// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
-template <int Chunks>
-__device__ __forceinline__ int place(int row, int k) {
-  constexpr int period = Chunks < 8 ? Chunks : 8;
-  const int xor_mask = row / (8 / period) % period;
-  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
-}
-
-// 8 elements, Width with each load; those from `count` on are zeros
-template <int Width, typename T>
-__device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
-  Vec<T, 8> v;
-  if (Width > 1 && count == 8) {
-    #pragma unroll
-    for (int j = 0; j < 8; j += Width) {
-      const Vec<T, Width> part = load<Width>(from + j);
-      #pragma unroll
-      for (int i = 0; i < Width; ++i) v.at[j + i] = part.at[i];
-    }
-  } else {
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) v.at[j] = j < count ? from[j] : T{};
-  }
-  return v;
-}
-
-// N neighbouring sums in shared memory, added up over the 2 slice-K groups, always in this order
-template <int N>
-__device__ __forceinline__ Vec<float, N> gathered(const float* from) {
-  Vec<float, N> total = {};
+// values col ... col + N - 1 of a row, one by one; what lies outside the row is left alone
+template <int N, typename T>
+__device__ __forceinline__ void store_each_within(T* row, long long col, long long cols, const Vec<T, N>& v) {
   #pragma unroll
-  for (int group = 0; group < 2; ++group) {
-    const Vec<float, N> part = load<N>(from + group * group_floats);
-    #pragma unroll
-    for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
+  for (int j = 0; j < N; ++j) {
+    if (col + j < cols) row[col + j] = v.at[j];
   }
-  return total;
-}
-
-typedef short Half __attribute__((ext_vector_type(4)));
-typedef float Sums __attribute__((ext_vector_type(4)));
-
-// a lane's 8 elements of what one fragment multiplies: neighbours in k, the same for both operands
-struct alignas(16) Fragment {
-  Half part[2];
-};
-
-// row `mn` + lane % 16 of a tile, from k on
-template <int Chunks, typename T>
-__device__ __forceinline__ void load_fragment(Fragment& to, const T* tile, int mn, int k) {
-  const int lane = threadIdx.x % 64;
-  to = *reinterpret_cast<const Fragment*>(tile + place<Chunks>(mn + lane % 16, k + lane / 16 * 8));
-}
-
-// sums += right^T left^T, 16 columns by 16 rows
-__device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, const Fragment& left) {
-  sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(right.part[0], left.part[0], sums, 0, 0, 0);
-  sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(right.part[1], left.part[1], sums, 0, 0, 0);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
 moe_routing_matmul(
-    const __bf16* __restrict__ x_ptr,
-    const __bf16* __restrict__ router_ptr,
+    const float* __restrict__ matmul_parts_offset_0_ptr,
+    const float* __restrict__ matmul_parts_offset_1_ptr,
+    const float* __restrict__ matmul_parts_offset_2_ptr,
+    const float* __restrict__ matmul_parts_offset_3_ptr,
     float* __restrict__ matmul_ptr,
-    long long rows,
-    long long x_stride,
-    long long router_ld,
-    long long matmul_stride)
+    long long n)
 {
-  extern __shared__ __align__(128) unsigned char shared[];
-  const int lane = threadIdx.x % 64;
-  const int k_group = threadIdx.x / 64;  // slice-K: of 2 groups of warps
-  const unsigned tile = blockIdx.x;
-  const long long row0 = static_cast<long long>(tile / tiles_across) * tile_rows;
-  const int across = tile % tiles_across;
-  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
-  const int col0 = across * tile_cols;
+  constexpr int tile_cols = 512;  // elements that a block takes
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  const long long col = tile * tile_cols + threadIdx.x * 4;
 
-  // the ring of 2 slices, and what the thread brings of each
-  __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
-  const int x_m = lane / 8, x_k = lane % 8 * 8;
-  const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
-  const int x_to = place<8>(x_m, x_k);
-  const int router_n = lane / 8, router_k = lane % 8 * 8;
-  const __bf16* router_from = router_ptr + (col0 + router_n) * router_ld + k_group * tile_k + router_k;
-  const int router_to = router_at + place<8>(router_n, router_k);
-  Vec<__bf16, 8> x_held[8];
-  Vec<__bf16, 8> router_held[2];
-  const auto fetch_slice = [&]() {
+  // pass 1 of 1: read matmul_parts_offset_0, matmul_parts_offset_1, matmul_parts_offset_2, matmul_parts_offset_3;
+  //   write matmul
+  if (col + 4 <= n) {
+    const Vec<float, 4> matmul_parts_offset_0_vec = load<4>(matmul_parts_offset_0_ptr + col);
+    const Vec<float, 4> matmul_parts_offset_1_vec = load<4>(matmul_parts_offset_1_ptr + col);
+    const Vec<float, 4> matmul_parts_offset_2_vec = load<4>(matmul_parts_offset_2_ptr + col);
+    const Vec<float, 4> matmul_parts_offset_3_vec = load<4>(matmul_parts_offset_3_ptr + col);
+    Vec<float, 4> matmul_vec;
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      x_held[v] = load_chunk<8>(x_from + v * 8 * x_stride, x_m + v * 8 < rows_here ? 8 : 0);
-    }
-    x_from += split_k * tile_k;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) router_held[v] = load_chunk<8>(router_from + v * 8 * router_ld, 8);
-    router_from += split_k * tile_k;
-  };
-  const auto prepare_slice = [&](int step) {
-    __bf16* const slice = ring + step % stages * slice_elements;
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + router_to + v * at_once, router_held[v]);
-  };
-
-  // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  Fragment x_part[2][4];
-  Fragment router_part[2][1];
-  Sums matmul_sums[1][4] = {};
-  const auto load_parts = [&](int step, int k, int buffer) {
-    const __bf16* const slice = ring + step % stages * slice_elements;
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) load_fragment<8>(x_part[buffer][i], slice + i * (16 * tile_k), 0, k * 32);
-    load_fragment<8>(router_part[buffer][0], slice + router_at, 0, k * 32);
-  };
-  const auto multiply = [&](int buffer) {
-    #pragma unroll
-    for (int m = 0; m < 4; ++m) multiply_add(matmul_sums[0][m], router_part[buffer][0], x_part[buffer][m]);
-  };
-
-  fetch_slice();
-  prepare_slice(0);
-  fetch_slice();
-  __syncthreads();
-  load_parts(0, 0, 0);
-  const auto take_slice = [&](int step, bool last) {
-    #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      if (k == 1 && !last) {
-        prepare_slice(step + 1);
-        if (step + 2 < steps) fetch_slice();
-      }
-      if (k < 1) {
-        load_parts(step, k + 1, (k + 1) % 2);
-      } else if (!last) {
-        __syncthreads();
-        load_parts(step + 1, 0, 0);
-      }
-      multiply(k % 2);
-    }
-  };
-  #pragma unroll 1
-  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
-  take_slice(steps - 1, true);
-
-  // the sums go through shared memory, where each thread finds neighbouring columns of a row
-  __syncthreads();
-  float* const matmul_shared = reinterpret_cast<float*>(shared);
-  #pragma unroll
-  for (int m = 0; m < 4; ++m) {
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int sum_row = m * 16 + lane % 16;
-      const int sum_col = lane / 16 * 4 + i;
-      matmul_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_sums[0][m][i];
-    }
-  }
-  __syncthreads();
-
-  const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
-  const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
-  const long long row = row0 + m;
-  const int col = col0 + n;
-  if (row < rows) {
-    const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * sums_stride + n);
-    Vec<float, 8> matmul_vec;
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float matmul = matmul_total.at[j];
+    for (int j = 0; j < 4; ++j) {
+      const float matmul_parts_offset_0 = matmul_parts_offset_0_vec.at[j];
+      const float matmul_parts_offset_1 = matmul_parts_offset_1_vec.at[j];
+      const float matmul_parts_offset_2 = matmul_parts_offset_2_vec.at[j];
+      const float matmul_parts_offset_3 = matmul_parts_offset_3_vec.at[j];
+      const float add = matmul_parts_offset_0 + matmul_parts_offset_1;
+      const float add_from_matmul_parts_offset_0 = add + matmul_parts_offset_2;
+      const float matmul = add_from_matmul_parts_offset_0 + matmul_parts_offset_3;
       matmul_vec.at[j] = matmul;
     }
-    store<8>(matmul_ptr + row * matmul_stride + col, matmul_vec);
+    store<4>(matmul_ptr + col, matmul_vec);
+  } else if (col < n) {  // the array ends inside of this vector
+    const Vec<float, 4> matmul_parts_offset_0_vec = load_last<4>(matmul_parts_offset_0_ptr, col, n);
+    const Vec<float, 4> matmul_parts_offset_1_vec = load_last<4>(matmul_parts_offset_1_ptr, col, n);
+    const Vec<float, 4> matmul_parts_offset_2_vec = load_last<4>(matmul_parts_offset_2_ptr, col, n);
+    const Vec<float, 4> matmul_parts_offset_3_vec = load_last<4>(matmul_parts_offset_3_ptr, col, n);
+    Vec<float, 4> matmul_vec;
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float matmul_parts_offset_0 = matmul_parts_offset_0_vec.at[j];
+      const float matmul_parts_offset_1 = matmul_parts_offset_1_vec.at[j];
+      const float matmul_parts_offset_2 = matmul_parts_offset_2_vec.at[j];
+      const float matmul_parts_offset_3 = matmul_parts_offset_3_vec.at[j];
+      const float add = matmul_parts_offset_0 + matmul_parts_offset_1;
+      const float add_from_matmul_parts_offset_0 = add + matmul_parts_offset_2;
+      const float matmul = add_from_matmul_parts_offset_0 + matmul_parts_offset_3;
+      matmul_vec.at[j] = matmul;
+    }
+    store_each_within<4>(matmul_ptr, col, n, matmul_vec);
   }
 }
