@@ -41,6 +41,7 @@ SINK = subject(attentions.sink, "32x64", S=100, T=150, D=16)
 BIAS = subject(attentions.bias, "32x64", S=100, T=150, D=16)
 DROPPED = subject(attentions.dropped, "32x64", S=100, T=200, D=16)
 WAVES = subject(attentions.lse, "32x32", "hip:gfx90a", S=100, T=200, D=32, E=32)
+WIDE_BANKS = subject(attentions.lse, "32x32", "hip:gfx950", S=100, T=200, D=32, E=72)
 
 
 def mutation(name: str, models: str, of: AttentionSubject, *edits: str, **options: bool | str) -> Mutation:
@@ -136,5 +137,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("HIP: overwritten before it is read", "no barrier behind a tile", WAVES,
              r"(, 0, 0, 0\);\n +\}\n +\}\n) +__syncthreads\(\);\n", r"\1"),
     mutation("HIP: values turned the wrong way", "a column of values for a row", WAVES,
-             r"\(v_col \+ j\) \* v_pitch \+ v_row", "(v_col + 7 - j) * v_pitch + v_row"),
+             r"\(j \* 4 \+ v_col / 8\) \* v_pitch", "((7 - j) * 4 + v_col / 8) * v_pitch"),
+    mutation("HIP: a fragment's columns taken for neighbours", "they lie 8 apart", WAVES,
+             r"row_sums\[m \* sums_stride \+ [^\]]*\]", "row_sums[m * sums_stride + d * 16 + lane / 16 * 4 + i]"),
+    mutation("HIP: fours of keys where they were", "in every other 8 columns they changed places", WIDE_BANKS,
+             r" \^ lane % 16 / 8 \* 4", ""),
 )  # fmt: skip

@@ -52,10 +52,9 @@ __device__ __forceinline__ float power_of_2(float x) {
 
 // queries of a block, keys of a tile, and all keys
 constexpr int tile_rows = 32, tile_keys = 32, keys = 4096, threads = 128;
-// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
-// of 8 lines lies in different banks
-constexpr int q_pitch = 136, k_pitch = 136, v_pitch = 40;
-constexpr int v_at = 4352, stage_elements = 9472;  // of a tile's values, and to the next stage
+// elements from one line in shared memory to the next: lanes read from different banks at once
+constexpr int q_pitch = 144, k_pitch = 144, v_pitch = 36;
+constexpr int v_at = 4608, stage_elements = 9216;  // of a tile's values, and to the next stage
 constexpr int q_at = 0;
 constexpr int sums_stride = 132;  // floats of a row of sums
 
@@ -206,7 +205,7 @@ gqa_window_attention(
       __bf16* const to = ring + stage * stage_elements + v_at;
       {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(v_col + j) * v_pitch + v_row + v * 8] = v_held[v].at[j];
+        for (int j = 0; j < 8; ++j) to[(j * 16 + v_col / 8) * v_pitch + v_row + v * 8] = v_held[v].at[j];
       }
     }
   };
@@ -357,7 +356,7 @@ gqa_window_attention(
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int m = warp_row + lane % 16;
-      row_sums[m * sums_stride + d * 16 + lane / 16 * 4 + i] = e_times_v_sums[d][i];
+      row_sums[m * sums_stride + (d * 16 + lane / 16 * 4 + i) % 16 * 8 + (d * 16 + lane / 16 * 4 + i) / 16] = e_times_v_sums[d][i];
     }
   }
   __syncthreads();

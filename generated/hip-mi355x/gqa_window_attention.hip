@@ -52,10 +52,9 @@ __device__ __forceinline__ float power_of_2(float x) {
 
 // queries of a block, keys of a tile, and all keys
 constexpr int tile_rows = 128, tile_keys = 64, keys = 4096, threads = 512;
-// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
-// of 8 lines lies in different banks
-constexpr int q_pitch = 136, k_pitch = 136, v_pitch = 72;
-constexpr int v_at = 8704, stage_elements = 17920;  // of a tile's values, and to the next stage
+// elements from one line in shared memory to the next: lanes read from different banks at once
+constexpr int q_pitch = 144, k_pitch = 144, v_pitch = 72;
+constexpr int v_at = 9216, stage_elements = 18432;  // of a tile's values, and to the next stage
 constexpr int q_at = 0;
 constexpr int sums_stride = 132;  // floats of a row of sums
 
@@ -214,7 +213,8 @@ gqa_window_attention(
       __bf16* const to = ring + stage * stage_elements + v_at;
       {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(v_col + j) * v_pitch + v_row + v * 32] = v_held[v].at[j];
+        for (int j = 0; j < 8; ++j) to[(j * 16 + v_col / 8) * v_pitch + ((v_row + v * 32) ^ (j * 16
+            + v_col / 8) / 8 % 2 * 4)] = v_held[v].at[j];
       }
     }
   };
@@ -246,7 +246,7 @@ gqa_window_attention(
   __syncthreads();
   const __bf16* const q_lane = ring + q_at + (warp_row + lane % 16) * q_pitch + lane / 16 * 8;
   const __bf16* const k_lane = ring + lane % 16 * k_pitch + lane / 16 * 8;
-  const __bf16* const v_lane = ring + v_at + lane % 16 * v_pitch + lane / 16 * 4;
+  const __bf16* const v_lane = ring + v_at + lane % 16 * v_pitch + (lane / 16 * 4 ^ lane % 16 / 8 * 4);
   Fragment q_part[4];
   #pragma unroll
   for (int k = 0; k < 4; ++k) q_part[k] = load_fragment(q_lane + k * 32);
@@ -364,7 +364,7 @@ gqa_window_attention(
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int m = warp_row + lane % 16;
-      row_sums[m * sums_stride + d * 16 + lane / 16 * 4 + i] = e_times_v_sums[d][i];
+      row_sums[m * sums_stride + (d * 16 + lane / 16 * 4 + i) % 16 * 8 + (d * 16 + lane / 16 * 4 + i) / 16] = e_times_v_sums[d][i];
     }
   }
   __syncthreads();

@@ -49,10 +49,9 @@ __device__ __forceinline__ float power_of_2(float x) {
 
 // queries of a block, keys of a tile, and all keys
 constexpr int tile_rows = 128, tile_keys = 64, keys = 2048;
-// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
-// of 8 lines lies in different banks
-constexpr int query_pitch = 136, key_pitch = 136;
-constexpr int stage_elements = 8704;  // from one tile to the next
+// elements from one line in shared memory to the next: lanes read from different banks at once
+constexpr int query_pitch = 144, key_pitch = 144;
+constexpr int stage_elements = 9216;  // from one tile to the next
 constexpr int query_at = 0;
 
 __device__ __forceinline__ long long least(long long a, long long b) {

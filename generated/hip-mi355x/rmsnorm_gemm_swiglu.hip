@@ -55,17 +55,15 @@ constexpr int tiles_across = 224;
 constexpr int w_gate_at = tile_rows * tile_k;
 constexpr int w_up_at = w_gate_at + tile_cols * tile_k;
 constexpr int slice_elements = w_up_at + tile_cols * tile_k;
-constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 constexpr int group_floats = 2 * tile_rows * sums_stride + 1 * tile_rows;  // of a slice-K group's sums and statistics
 
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
+// what lanes read of 64 banks at once lies in different ones, and what 8 of them write
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int period = Chunks < 8 ? Chunks : 8;
-  const int xor_mask = row / (8 / period) % period;
+  const int xor_mask = row / 2 % 8 ^ row % 2 * (Chunks - 4);
   return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
@@ -162,13 +160,10 @@ rmsnorm_gemm_swiglu(
   __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
   const int x_m = lane / 8, x_k = lane % 8 * 8;
   const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
-  const int x_to = place<8>(x_m, x_k);
   const int w_gate_n = lane / 8, w_gate_k = lane % 8 * 8;
   const __bf16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_ld + k_group * tile_k + w_gate_k;
-  const int w_gate_to = w_gate_at + place<8>(w_gate_n, w_gate_k);
   const int w_up_n = lane / 8, w_up_k = lane % 8 * 8;
   const __bf16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_ld + k_group * tile_k + w_up_k;
-  const int w_up_to = w_up_at + place<8>(w_up_n, w_up_k);
   Vec<__bf16, 8> x_held[2];
   Vec<__bf16, 8> w_gate_held[8];
   Vec<__bf16, 8> w_up_held[8];
@@ -203,12 +198,14 @@ rmsnorm_gemm_swiglu(
         x_vec.at[j] = static_cast<__bf16>(x_times_gain);
         sum_of_squares_part[v] += square;
       }
-      store<8>(slice + x_to + v * at_once, x_vec);
+      store<8>(slice + place<8>(x_m + v * 8, x_k), x_vec);
     }
     #pragma unroll
-    for (int v = 0; v < 8; ++v) store<8>(slice + w_gate_to + v * at_once, w_gate_held[v]);
+    for (int v = 0; v < 8; ++v) {
+      store<8>(slice + w_gate_at + place<8>(w_gate_n + v * 8, w_gate_k), w_gate_held[v]);
+    }
     #pragma unroll
-    for (int v = 0; v < 8; ++v) store<8>(slice + w_up_to + v * at_once, w_up_held[v]);
+    for (int v = 0; v < 8; ++v) store<8>(slice + w_up_at + place<8>(w_up_n + v * 8, w_up_k), w_up_held[v]);
   };
 
   // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too

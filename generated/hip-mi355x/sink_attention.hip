@@ -58,10 +58,9 @@ __device__ __forceinline__ float exponential(float x) {
 
 // queries of a block, keys of a tile, and all keys
 constexpr int tile_rows = 128, tile_keys = 64, keys = 4096, threads = 512;
-// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
-// of 8 lines lies in different banks
-constexpr int q_pitch = 72, k_pitch = 72, v_pitch = 72;
-constexpr int v_at = 4608, stage_elements = 9216;  // of a tile's values, and to the next stage
+// elements from one line in shared memory to the next: lanes read from different banks at once
+constexpr int q_pitch = 80, k_pitch = 80, v_pitch = 72;
+constexpr int v_at = 5120, stage_elements = 9728;  // of a tile's values, and to the next stage
 constexpr int q_at = 0;
 constexpr int sums_stride = 68;  // floats of a row of sums
 
@@ -221,7 +220,7 @@ sink_attention(
       __bf16* const to = ring + stage * stage_elements + v_at;
       {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(v_col + j) * v_pitch + v_row] = v_held[0].at[j];
+        for (int j = 0; j < 8; ++j) to[(j * 8 + v_col / 8) * v_pitch + ((v_row) ^ (j * 8 + v_col / 8) / 8 % 2 * 4)] = v_held[0].at[j];
       }
     }
   };
@@ -249,7 +248,7 @@ sink_attention(
   __syncthreads();
   const __bf16* const q_lane = ring + q_at + (warp_row + lane % 16) * q_pitch + lane / 16 * 8;
   const __bf16* const k_lane = ring + lane % 16 * k_pitch + lane / 16 * 8;
-  const __bf16* const v_lane = ring + v_at + lane % 16 * v_pitch + lane / 16 * 4;
+  const __bf16* const v_lane = ring + v_at + lane % 16 * v_pitch + (lane / 16 * 4 ^ lane % 16 / 8 * 4);
   Fragment q_part[2];
   #pragma unroll
   for (int k = 0; k < 2; ++k) q_part[k] = load_fragment(q_lane + k * 32);
@@ -364,7 +363,7 @@ sink_attention(
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int m = warp_row + lane % 16;
-      row_sums[m * sums_stride + d * 16 + lane / 16 * 4 + i] = e_times_v_sums[d][i];
+      row_sums[m * sums_stride + (d * 16 + lane / 16 * 4 + i) % 8 * 8 + (d * 16 + lane / 16 * 4 + i) / 8] = e_times_v_sums[d][i];
     }
   }
   __syncthreads();

@@ -63,10 +63,9 @@ __device__ __forceinline__ float hyperbolic_tangent(float x) {
 
 // queries of a block, keys of a tile, and all keys
 constexpr int tile_rows = 64, tile_keys = 64, keys = 4096, threads = 256;
-// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
-// of 8 lines lies in different banks
-constexpr int q_pitch = 136, k_pitch = 136, v_pitch = 72;
-constexpr int v_at = 8704, stage_elements = 17920;  // of a tile's values, and to the next stage
+// elements from one line in shared memory to the next: lanes read from different banks at once
+constexpr int q_pitch = 144, k_pitch = 144, v_pitch = 72;
+constexpr int v_at = 9216, stage_elements = 18432;  // of a tile's values, and to the next stage
 constexpr int q_at = 0;
 constexpr int sums_stride = 132;  // floats of a row of sums
 
@@ -218,7 +217,8 @@ softcap_attention(
       __bf16* const to = ring + stage * stage_elements + v_at;
       {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(v_col + j) * v_pitch + v_row + v * 16] = v_held[v].at[j];
+        for (int j = 0; j < 8; ++j) to[(j * 16 + v_col / 8) * v_pitch + ((v_row + v * 16) ^ (j * 16
+            + v_col / 8) / 8 % 2 * 4)] = v_held[v].at[j];
       }
     }
   };
@@ -246,7 +246,7 @@ softcap_attention(
   __syncthreads();
   const __bf16* const q_lane = ring + q_at + (warp_row + lane % 16) * q_pitch + lane / 16 * 8;
   const __bf16* const k_lane = ring + lane % 16 * k_pitch + lane / 16 * 8;
-  const __bf16* const v_lane = ring + v_at + lane % 16 * v_pitch + lane / 16 * 4;
+  const __bf16* const v_lane = ring + v_at + lane % 16 * v_pitch + (lane / 16 * 4 ^ lane % 16 / 8 * 4);
   Fragment q_part[4];
   #pragma unroll
   for (int k = 0; k < 4; ++k) q_part[k] = load_fragment(q_lane + k * 32);
@@ -365,7 +365,7 @@ softcap_attention(
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int m = warp_row + lane % 16;
-      row_sums[m * sums_stride + d * 16 + lane / 16 * 4 + i] = e_times_v_sums[d][i];
+      row_sums[m * sums_stride + (d * 16 + lane / 16 * 4 + i) % 16 * 8 + (d * 16 + lane / 16 * 4 + i) / 16] = e_times_v_sums[d][i];
     }
   }
   __syncthreads();

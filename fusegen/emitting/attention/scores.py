@@ -10,7 +10,7 @@ from typing import Any
 
 from fusegen.emitting.attention.words import FEW_KEYS, ScoresWords
 from fusegen.emitting.dialect import all_of
-from fusegen.planner.attention.parts import CHUNK, Matrix, Pages
+from fusegen.planner.attention.parts import CHUNK, LANE_KEYS, Matrix, Pages
 from fusegen.planner.model import Access
 from fusegen.planner.pieces import stride_name
 
@@ -20,6 +20,15 @@ WORD_BYTES = 4
 
 class ScoresSpeller(ScoresWords):
     """What templates of kernels over tiles of scores share."""
+
+    def apart(self) -> list[str]:
+        """What is said of how far lines in shared memory are apart."""
+        if self.plan.key.banks:
+            return ["// elements from one line in shared memory to the next: lanes read from different banks at once"]
+        return [
+            "// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once",
+            "// of 8 lines lies in different banks",
+        ]
 
     # ---- matrices on their way to shared memory
 
@@ -64,7 +73,7 @@ class ScoresSpeller(ScoresWords):
             line = at = "line"
             to = f"ring_at + ({region}line * {name}_pitch + at) * 2"
         inner = f"({at})" if " " in at else at
-        place = f"({col} + j) * {name}_pitch + {at}" if m.across else f"{inner} * {name}_pitch + {col}"
+        place = self.column_place(m, col, at) if m.across else f"{inner} * {name}_pitch + {col}"
         guard = (f"{at} < {m.lines}" if jump else f"chunk < {chunks}") if chunks % plan.threads else ""
         tests = [f"{at} < rows_here"] if rows else [f"key0 + {at} < keys"] if plan.ragged else []
         found: list[str] = []
@@ -101,6 +110,14 @@ class ScoresSpeller(ScoresWords):
             "place": place,
             "to": to,
         }
+
+    def column_place(self, m: Matrix, col: str, key: str) -> str:
+        """Where element j behind `col`, of a line's key, lies in shared memory."""
+        if not m.dealt:
+            return f"({col} + j) * {m.name}_pitch + {key}"
+        line = f"(j * {m.padded // CHUNK} + {col} / {CHUNK})"
+        moved = f"(({key}) ^ {line} / 8 % 2 * {LANE_KEYS})" if m.alternates else key
+        return f"{line} * {m.name}_pitch + {moved}"
 
     def chunks_of(self, m: Matrix) -> str:
         """How many 16 bytes a line has: by name where they are many."""

@@ -13,7 +13,7 @@ from fusegen.emitting.attention.waves import unit
 from fusegen.emitting.attention.words import FIRST_ELEMENT
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import asks
-from fusegen.planner.attention.parts import CHUNK, AttentionPlan, Draw
+from fusegen.planner.attention.parts import CHUNK, LANE_KEYS, AttentionPlan, Draw
 from fusegen.planner.model import Access, Load, Store
 from fusegen.planner.parts import Argument, Body, Value, used_by
 
@@ -172,8 +172,7 @@ class AttentionSpeller(ScoresSpeller):
             "// queries of a block, keys of a tile, and all keys",
             f"constexpr int tile_rows = {t.rows}, tile_keys = {t.keys}, keys = {plan.keys}, threads = {plan.threads};",
             *self.dealing(),
-            "// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once",
-            "// of 8 lines lies in different banks",
+            *self.apart(),
             f"constexpr int {', '.join(f'{m.name}_pitch = {m.pitch}' for m in (plan.query, plan.key, plan.value))};",
             f"constexpr int {plan.value.name}_at = {plan.key.elements}, stage_elements = {plan.stage_elements};"
             "  // of a tile's values, and to the next stage",
@@ -200,7 +199,7 @@ class AttentionSpeller(ScoresSpeller):
         asks_col = {name: asks(lines, self.col_name) for name, lines in
                     (("tested", tested), ("free", free), ("weight", weighed["weight"]))}  # fmt: skip
         across = plan.tile.keys // atom.cols
-        dtype = plan.dtype.name
+        dtype, words = plan.dtype.name, unit(atom, self.element)
         return {
             **self.frame(plan),
             "includes": self.headers_of({a.dtype for a in plan.accesses} | {plan.dtype}),
@@ -214,7 +213,7 @@ class AttentionSpeller(ScoresSpeller):
             "copy_bodies": {"copy_chunk": self.spelling.functions.get(f"copy_chunk_{plan.dtype.bytes}", ())},
             "mma": mma,
             "atom": {
-                **unit(atom, self.element),
+                **words,
                 "body": self.spelling.functions.get(f"mma_by_rows_{dtype}", ()),
                 "pair": self.spelling.functions.get(f"pair_{dtype}", ()),
                 "matrix": self.spelling.functions.get("matrix", ()),
@@ -262,7 +261,21 @@ class AttentionSpeller(ScoresSpeller):
             "log2e": "" if plan.base_2 else LOG2E,
             "behind": behind,
             "first_lane": self.first_lane(),
+            "values": self.values_at(words),
         }  # fmt: skip
+
+    def values_at(self, words: Mapping[str, Any]) -> Mapping[str, str]:
+        """Where a lane reads values in a line, and which column of a row's sums a fragment's is."""
+        plan, value = self.plan, self.plan.value
+        line = f"d * {plan.atom.cols} + {plan.atom.fragment.col_text(('i', 1))}"
+        if not value.dealt:
+            return {"at": words["at_key"], "column": line}
+        at = words["at_key"].removeprefix(" + ")
+        chunks = value.padded // CHUNK
+        return {
+            "at": f" + ({at} ^ lane % 16 / 8 * {LANE_KEYS})" if value.alternates else words["at_key"],
+            "column": f"({line}) % {chunks} * {CHUNK} + ({line}) / {chunks}",
+        }
 
 
 def four(draw: Draw) -> str:

@@ -165,8 +165,7 @@ class WeightsSpeller(WrittenWords):
         return [
             "// queries of a block, keys of a tile, and all keys",
             f"constexpr int tile_rows = {t.rows}, tile_keys = {t.keys}, keys = {plan.keys}{threads};",
-            "// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once",
-            "// of 8 lines lies in different banks",
+            *self.apart(),
             f"constexpr int {', '.join(f'{m.name}_pitch = {m.pitch}' for m in (plan.query, plan.key))};",
             f"constexpr int stage_elements = {plan.stage_elements};  // from one tile to the next",
             *(["constexpr int stage_bytes = 2 * stage_elements;"] if plan.atom.kind == "mma" else []),

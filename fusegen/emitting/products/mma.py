@@ -17,6 +17,22 @@ from fusegen.emitting.products.words import OF_GROUP
 from fusegen.planner.products.mma_operands import K_BEGIN, SEGMENT
 
 COPIES = ("copy_chunk", "copy_evict_first")
+PERIOD = "constexpr int period = Chunks < 8 ? Chunks : 8;"
+ALTERNATE = "row ^= row / 8 % 2;"
+BY_PERIOD = "const int xor_mask = row / (8 / period) % period;"
+WIDE_APART = "what lanes read of 64 banks at once lies in different ones, and what 8 of them write"
+SWIZZLES: Mapping[str, Mapping[str, Any]] = {
+    "plain": {"apart": "8 rows of one column of chunks lie in different banks", "lines": [PERIOD, BY_PERIOD]},
+    "turned": {
+        "apart": "8 rows of one column of chunks lie in different banks, neighbours and every other one",
+        "lines": [PERIOD, ALTERNATE, BY_PERIOD],
+    },
+    "by sixteens": {
+        "apart": WIDE_APART,
+        "lines": [ALTERNATE, "const int xor_mask = row / 2 % 4 ^ row / 16 % 2;"],
+    },
+    "by pairs": {"apart": WIDE_APART, "lines": ["const int xor_mask = row / 2 % 8 ^ row % 2 * (Chunks - 4);"]},
+}
 
 
 # functions of the prelude that take or return vectors
@@ -257,7 +273,7 @@ class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
             "scales": self.scales(),
             "element": self.element,
             "chunk": plan.chunk,
-            "turns": plan.turns,
+            "swizzle": SWIZZLES[plan.swizzle],
             "copy_bodies": {name: self.spelling.functions.get(f"{name}_{self.size}", ()) for name in COPIES},
             "thread": self.thread,
             "launch_body": launch_body,

@@ -15,9 +15,6 @@ from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import stride_name
 from fusegen.planner.products.parts import Operand, RowsAt
 
-SWIZZLE_ROWS = 8  # after which chunks are swizzled as before,
-TURNED_ROWS = 16  # and where threads store columns
-
 
 def times(factor: int) -> str:
     return f" * {factor}" if factor > 1 else ""
@@ -61,8 +58,7 @@ class FactorSpeller(GemmWords):
         away = "away" if named else far
         at_brought = f"{brought} + {away}" if f.along and passes > 1 else brought if f.along else mn
         no_tile = f.mn == "rows" and f is not plan.left[0]  # what the left operand is computed from
-        rows = TURNED_ROWS if plan.turns else SWIZZLE_ROWS
-        affine = jump % rows == 0 and f.tile_along == f.along and not no_tile
+        affine = jump % plan.swizzle_rows == 0 and f.tile_along == f.along and not no_tile
         place = self.place(own, at_mn, at_k)
         if affine:
             place = f"{name}_to" + (" + v * at_once" if passes > 1 else "")

@@ -11,8 +11,8 @@ against 751 loops, of 11 chains (all keys, causal, windows, ALiBi, tanh, dropout
 rows) at up to six depths of 64 to 576, with one block of a unit and with all that it holds, simulated cycle by cycle
 (`fusegen.measuring.simulation`): they meet those of gfx90a within 12 % (rms), of gfx942 within 12 %, of gfx950 within
 14 %, and within 11 % where keys lie in rows; in pages within 20 %, as the compiler waits for some of these by
-themselves. Starts and ends are counted, not simulated. Conflicts in the LDS's banks are in neither. No AMD GPU was
-measured.
+themselves. Starts and ends are counted, not simulated. No lanes of these kernels meet in a bank of the LDS, but for
+some of wide rows. No AMD GPU was measured.
 """
 
 from __future__ import annotations

@@ -19,6 +19,9 @@ from fusegen.planner.parts import Gathered, Transport
 from fusegen.planner.pieces import VECTOR_BYTES, argument, named_dims, params_of, stride_name
 from fusegen.planner.products.factors import Use
 from fusegen.targets.base import Target
+from fusegen.targets.compute_unit import unit_of
+
+BANK_BYTES = 4
 
 
 @once_per_graph
@@ -197,9 +200,10 @@ def pages_of(
 
 def matrix(
     access: Access, target: Target, columns: int, lines: int, unit: int, values: bool = False,
-    pages: Pages | None = None,
+    pages: Pages | None = None, banks: int = 0,
 ) -> Matrix:  # fmt: skip
-    """Rows on their way to shared memory, `columns` long there but for what fills the last `unit` of a fragment."""
+    """Rows on their way to shared memory, `columns` long there but for what fills the last `unit` of a fragment;
+    `banks`: as a Matrix has them."""
     copied = target.async_copies and access.mode == "vector"
     transport: Transport = "cp.async" if copied else "plain"
     return Matrix(
@@ -211,4 +215,11 @@ def matrix(
         padded=-(-columns // unit) * unit,
         across=values and not target.async_copies,
         pages=pages,
+        banks=banks,
     )
+
+
+def banks_of(target: Target) -> int:
+    """Of the LDS, from which lanes of an MFMA's wave read 16 bytes each; 0 of others."""
+    unit = unit_of(target)
+    return unit.lds_read_bytes // BANK_BYTES if unit else 0

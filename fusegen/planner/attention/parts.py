@@ -27,6 +27,8 @@ from fusegen.targets.atoms import Atom
 
 SUMS_PADDING_FLOATS = 4  # floats behind a row of sums: what a warp writes at once then lies in different banks
 CHUNK = 8  # halves that move together: 16 bytes
+LANE_KEYS = 4  # whose values a lane of an MFMA's wave reads together: 8 bytes
+FEW_BANKS = 32  # of 4 bytes; CDNA 4 reads from 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class Pages:
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """Rows of queries, keys or values, as they get into shared memory: `width` elements at a time, `columns` of them,
-    in lines padded to whole fragments, `chunks` of 16 bytes from one line to the next. `across`: lines are columns."""
+    in lines padded to whole fragments, `chunks` of 16 bytes from one line to the next. `across`: lines are columns.
+    `banks`: of shared memory, where lanes of an MFMA's wave read; 0 elsewhere."""
 
     access: Access
     transport: Transport
@@ -66,6 +69,7 @@ class Matrix:
     padded: int
     across: bool = False
     pages: Pages | None = None
+    banks: int = 0
 
     @property
     def name(self) -> str:
@@ -78,9 +82,27 @@ class Matrix:
     @property
     def pitch(self) -> int:
         """Elements from one line to the next: an odd number of 16 bytes, so that what lanes read at once of 8 lines
-        lies in different banks."""
-        beside = self.lines if self.across else self.padded
-        return (beside // CHUNK | 1) * CHUNK
+        lies in different banks. An MFMA's lanes read 16 bytes of neighbours by fours, and 16 bytes further of the next
+        ones: lines are twice an odd number apart. Of columns they read 8 bytes of 16 lines, or of all 64 banks at once
+        of twice as many: an odd number of 8 bytes, or twice that."""
+        chunks = (self.lines if self.across else self.padded) // CHUNK
+        if self.banks and not self.across:
+            return (chunks + (2 - chunks) % 4) * CHUNK
+        if self.banks == FEW_BANKS:
+            return self.lines + LANE_KEYS
+        return (chunks | 1) * CHUNK
+
+    @property
+    def dealt(self) -> bool:
+        """Of columns that an MFMA multiplies: are those that lie 8 apart lines beside each other, so that what lanes
+        with neighbouring 16 bytes store at once lies in different banks? A fragment then has such columns."""
+        return self.across and self.banks > 0
+
+    @property
+    def alternates(self) -> bool:
+        """Do neighbouring fours of keys change places in every other 8 of these lines, as lines 8 apart meet in banks
+        that are written?"""
+        return self.dealt and self.banks > FEW_BANKS
 
     @property
     def elements(self) -> int:

@@ -20,6 +20,7 @@ from fusegen.planner.attention.masks import Mask, mask_of
 from fusegen.planner.attention.operands import (
     accesses_of,
     attention_uses,
+    banks_of,
     behind_products,
     dims_of,
     matrix,
@@ -145,13 +146,15 @@ def candidate(
     dims = dims_of(lowered, attention_uses(lowered), layout)
     together = dict.fromkeys(behind_products(found), vector)
     accesses = accesses_of(lowered, attention_uses(lowered), dims, layout, together)
-    query = matrix(accesses[found.query.name, "left"], target, depth, tile.rows, atom.k)
+    banks = banks_of(target)
+    query = matrix(accesses[found.query.name, "left"], target, depth, tile.rows, atom.k, banks=banks)
     key = matrix(
-        accesses[found.key.name, "right"], target, depth, tile.keys, atom.k, pages=pages_of(found, found.key, accesses)
-    )
+        accesses[found.key.name, "right"], target, depth, tile.keys, atom.k,
+        pages=pages_of(found, found.key, accesses), banks=banks,
+    )  # fmt: skip
     value = matrix(
         accesses[found.value.name, "values"], target, width, tile.keys, 16, values=True,
-        pages=pages_of(found, found.value, accesses),
+        pages=pages_of(found, found.value, accesses), banks=banks,
     )  # fmt: skip
     room = shared_bytes(tile, found.dtype, query, key, value)
     rows = sum(1 for n in found.score_body if of_row(n) and (is_computed(n) or (n.op.kind is Kind.INPUT and n.shape)))

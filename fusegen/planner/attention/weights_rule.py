@@ -15,7 +15,7 @@ from fusegen.language.products import Unsplittable, is_computed
 from fusegen.language.types import size_of
 from fusegen.planner.attention.drafts import ScoresDraft
 from fusegen.planner.attention.masks import Mask, mask_of
-from fusegen.planner.attention.operands import accesses_of, dims_of, matrix, params_by_rows, weights_uses
+from fusegen.planner.attention.operands import accesses_of, banks_of, dims_of, matrix, params_by_rows, weights_uses
 from fusegen.planner.attention.parts import CHUNK, AttentionTile, Ends, Matrix
 from fusegen.planner.attention.recognition import of_row
 from fusegen.planner.attention.weights import Results, WeightsPlan, shared_bytes
@@ -79,8 +79,9 @@ def candidate(
     uses = weights_uses(found)
     dims = dims_of(found.lowered, uses, layout)
     accesses = accesses_of(found.lowered, uses, dims, layout, results_together(found))
-    query = matrix(accesses[found.query.name, "left"], target, depth, tile.rows, atom.k)
-    key = matrix(accesses[found.key.name, "right"], target, depth, tile.keys, atom.k)
+    banks = banks_of(target)
+    query = matrix(accesses[found.query.name, "left"], target, depth, tile.rows, atom.k, banks=banks)
+    key = matrix(accesses[found.key.name, "right"], target, depth, tile.keys, atom.k, banks=banks)
     room = shared_bytes(tile, found.dtype, query, key)
     rows = sum(1 for n in found.score_body if of_row(n) and (is_computed(n) or (n.op.kind is Kind.INPUT and n.shape)))
     registers = registers_of(tile, atom, query, key, rows + len(found.row_values))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from fusegen.language.types import DType
 from fusegen.planner.block_count import BlockCount
@@ -26,6 +27,7 @@ from fusegen.planner.products.halved import halved
 from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile
 from fusegen.planner.tile import unusual
 from fusegen.targets.atoms import Atom
+from fusegen.targets.compute_unit import unit_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ LEAST_RUN_COLS = 4  # columns: 8 lanes then store whole sectors of 32 bytes and 
 SUMS_PADDING_FLOATS = 4  # floats behind a row of sums: what a warp writes at once then lies in different banks
 
 
+SWIZZLE_ROWS = {"plain": 8, "turned": 16, "by sixteens": 32, "by pairs": 16}
 CODES_STEP = 32  # of K, whose codes of a column four lanes widen: 8 each, two instructions' worth
 
 
@@ -268,6 +271,22 @@ class GemmPlan(ProductPlan):
     def turns(self) -> bool:
         """Is any factor brought so?"""
         return any(self.turned(f) for f in self.factors)
+
+    @property
+    def swizzle(self) -> Literal["plain", "turned", "by sixteens", "by pairs"]:
+        """How chunks of a tile's rows change places, so that those that lanes read or write at once lie in different
+        banks: of 8 neighbours, or of every other row too, where threads bring columns. CDNA 4 reads for 16 lanes of an
+        MFMA at once, from 64 banks: of rows of 64 bytes by the row's place among 32 or, of smaller MFMA, as columns; of
+        longer rows by its place among 16."""
+        unit, chunks = unit_of(self.target) if self.atom.kind == "mfma" else None, self.tile.k // self.chunk
+        if unit is not None and unit.lds_read_bytes > unit.lds_bytes and chunks >= 4:
+            return "by pairs" if chunks >= 8 else "by sixteens" if self.atom.rows == 32 else "turned"
+        return "turned" if self.turns else "plain"
+
+    @property
+    def swizzle_rows(self) -> int:
+        """Rows of a tile after which chunks change places as before."""
+        return SWIZZLE_ROWS[self.swizzle]
 
     @property
     def dies(self) -> int:

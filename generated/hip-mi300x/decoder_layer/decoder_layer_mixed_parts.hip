@@ -50,10 +50,9 @@ __device__ __forceinline__ float power_of_2(float x) {
 constexpr int tile_rows = 16, tile_keys = 32, keys = 2048, threads = 64;
 // blocks that share a row's keys, and from one tile of a block to its next
 constexpr int parts = 8, next_tile = parts * tile_keys;
-// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
-// of 8 lines lies in different banks
-constexpr int queries_pitch = 136, keys_part_pitch = 136, values_part_pitch = 40;
-constexpr int values_part_at = 4352, stage_elements = 9472;  // of a tile's values, and to the next stage
+// elements from one line in shared memory to the next: lanes read from different banks at once
+constexpr int queries_pitch = 144, keys_part_pitch = 144, values_part_pitch = 36;
+constexpr int values_part_at = 4608, stage_elements = 9216;  // of a tile's values, and to the next stage
 constexpr int queries_at = 0;
 constexpr int sums_stride = 132;  // floats of a row of sums
 
@@ -217,7 +216,8 @@ decoder_layer_mixed_parts(
       __bf16* const to = ring + stage * stage_elements + values_part_at;
       {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(values_part_col + j) * values_part_pitch + values_part_row + v * 4] = values_part_held[v].at[j];
+        for (int j = 0; j < 8; ++j) to[(j * 16 + values_part_col / 8) * values_part_pitch + values_part_row
+            + v * 4] = values_part_held[v].at[j];
       }
     }
   };
@@ -359,7 +359,8 @@ decoder_layer_mixed_parts(
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int m = warp_row + lane % 16;
-      row_sums[m * sums_stride + d * 16 + lane / 16 * 4 + i] = e_times_values_part_sums[d][i];
+      row_sums[m * sums_stride + (d * 16 + lane / 16 * 4 + i) % 16 * 8 + (d * 16 + lane / 16 * 4
+          + i) / 16] = e_times_values_part_sums[d][i];
     }
   }
   __syncthreads();

@@ -51,10 +51,9 @@ __device__ __forceinline__ float power_of_2(float x) {
 constexpr int tile_rows = 32, tile_keys = 32, keys = 8192, threads = 128;
 // blocks that share a row's keys, and from one tile of a block to its next
 constexpr int parts = 128, next_tile = parts * tile_keys;
-// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
-// of 8 lines lies in different banks
-constexpr int q_pitch = 136, key_cache_pitch = 136, value_cache_pitch = 40;
-constexpr int value_cache_at = 4352, stage_elements = 9472;  // of a tile's values, and to the next stage
+// elements from one line in shared memory to the next: lanes read from different banks at once
+constexpr int q_pitch = 144, key_cache_pitch = 144, value_cache_pitch = 36;
+constexpr int value_cache_at = 4608, stage_elements = 9216;  // of a tile's values, and to the next stage
 constexpr int q_at = 0;
 constexpr int sums_stride = 132;  // floats of a row of sums
 constexpr int key_cache_page_rows = 16;  // of a page of key_cache
@@ -240,7 +239,8 @@ paged_attention_out_parts(
       __bf16* const to = ring + stage * stage_elements + value_cache_at;
       {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) to[(value_cache_col + j) * value_cache_pitch + value_cache_row + v * 8] = value_cache_held[v].at[j];
+        for (int j = 0; j < 8; ++j) to[(j * 16 + value_cache_col / 8) * value_cache_pitch + value_cache_row
+            + v * 8] = value_cache_held[v].at[j];
       }
     }
   };
@@ -382,7 +382,7 @@ paged_attention_out_parts(
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int m = warp_row + lane % 16;
-      row_sums[m * sums_stride + d * 16 + lane / 16 * 4 + i] = matmul_from_length_sums[d][i];
+      row_sums[m * sums_stride + (d * 16 + lane / 16 * 4 + i) % 16 * 8 + (d * 16 + lane / 16 * 4 + i) / 16] = matmul_from_length_sums[d][i];
     }
   }
   __syncthreads();

@@ -56,17 +56,15 @@ constexpr int tiles_across = 224;
 constexpr int gate_at = tile_rows * tile_k;
 constexpr int up_at = gate_at + tile_cols * tile_k;
 constexpr int slice_elements = up_at + tile_cols * tile_k;
-constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 constexpr int group_floats = 2 * tile_rows * sums_stride;  // of a slice-K group's sums
 
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
+// what lanes read of 64 banks at once lies in different ones, and what 8 of them write
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int period = Chunks < 8 ? Chunks : 8;
-  const int xor_mask = row / (8 / period) % period;
+  const int xor_mask = row / 2 % 8 ^ row % 2 * (Chunks - 4);
   return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
@@ -149,13 +147,10 @@ decoder_layer_activated(
   __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
   const int h_m = lane / 8, h_k = lane % 8 * 8;
   const __bf16* h_from = h_ptr + (row0 + h_m) * h_stride + k_group * tile_k + h_k;
-  const int h_to = place<8>(h_m, h_k);
   const int gate_n = lane / 8, gate_k = lane % 8 * 8;
   const __bf16* gate_from = gate_ptr + (col0 + gate_n) * gate_ld + k_group * tile_k + gate_k;
-  const int gate_to = gate_at + place<8>(gate_n, gate_k);
   const int up_n = lane / 8, up_k = lane % 8 * 8;
   const __bf16* up_from = up_ptr + (col0 + up_n) * up_ld + k_group * tile_k + up_k;
-  const int up_to = up_at + place<8>(up_n, up_k);
   Vec<__bf16, 8> h_held[2];
   Vec<__bf16, 8> gate_held[8];
   Vec<__bf16, 8> up_held[8];
@@ -199,12 +194,12 @@ decoder_layer_activated(
         const float round_bf16_ = round_bf16(normed_2);
         h_vec.at[j] = static_cast<__bf16>(round_bf16_);
       }
-      store<8>(slice + h_to + v * at_once, h_vec);
+      store<8>(slice + place<8>(h_m + v * 8, h_k), h_vec);
     }
     #pragma unroll
-    for (int v = 0; v < 8; ++v) store<8>(slice + gate_to + v * at_once, gate_held[v]);
+    for (int v = 0; v < 8; ++v) store<8>(slice + gate_at + place<8>(gate_n + v * 8, gate_k), gate_held[v]);
     #pragma unroll
-    for (int v = 0; v < 8; ++v) store<8>(slice + up_to + v * at_once, up_held[v]);
+    for (int v = 0; v < 8; ++v) store<8>(slice + up_at + place<8>(up_n + v * 8, up_k), up_held[v]);
   };
 
   // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too

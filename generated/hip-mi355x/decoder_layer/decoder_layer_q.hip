@@ -36,17 +36,15 @@ constexpr int tiles_across = 192;
 // elements from the start of a slice to the right factor, and to its end
 constexpr int right_at = tile_rows * tile_k;
 constexpr int slice_elements = right_at + tile_cols * tile_k;
-constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 constexpr int group_floats = 1 * tile_rows * sums_stride + 1 * tile_rows;  // of a slice-K group's sums and statistics
 
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
+// what lanes read of 64 banks at once lies in different ones, and what 8 of them write
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int period = Chunks < 8 ? Chunks : 8;
-  const int xor_mask = row / (8 / period) % period;
+  const int xor_mask = row / 2 % 8 ^ row % 2 * (Chunks - 4);
   return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
@@ -152,10 +150,8 @@ decoder_layer_q(
   __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
   const int x_m = lane / 8, x_k = lane % 8 * 8;
   const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
-  const int x_to = place<8>(x_m, x_k);
   const int right_n = lane / 8, right_k = lane % 8 * 8;
   const __bf16* right_from = right_ptr + (col0 + right_n) * right_stride + k_group * tile_k + right_k;
-  const int right_to = right_at + place<8>(right_n, right_k);
   Vec<__bf16, 8> x_held[2];
   Vec<__bf16, 8> right_held[4];
   Vec<__bf16, 8> norm_held;
@@ -186,10 +182,10 @@ decoder_layer_q(
         x_vec.at[j] = static_cast<__bf16>(mul);
         sum_of_squares_part[v] += square;
       }
-      store<8>(slice + x_to + v * at_once, x_vec);
+      store<8>(slice + place<8>(x_m + v * 8, x_k), x_vec);
     }
     #pragma unroll
-    for (int v = 0; v < 4; ++v) store<8>(slice + right_to + v * at_once, right_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + right_at + place<8>(right_n + v * 8, right_k), right_held[v]);
   };
 
   // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too

@@ -68,17 +68,15 @@ constexpr int full_k = 2880;
 constexpr int found_times_dequantize_part_at = tile_rows * tile_k;
 constexpr int mul_part_at = found_times_dequantize_part_at + tile_cols * tile_k;
 constexpr int slice_elements = mul_part_at + tile_cols * tile_k;
-constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 constexpr int group_floats = 2 * tile_rows * sums_stride;  // of a slice-K group's sums
 
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
+// what lanes read of 64 banks at once lies in different ones, and what 8 of them write
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int period = Chunks < 8 ? Chunks : 8;
-  const int xor_mask = row / (8 / period) % period;
+  const int xor_mask = row / 2 % 8 ^ row % 2 * (Chunks - 4);
   return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
@@ -259,15 +257,11 @@ grouped_mxfp4_out(
   __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
   const int x_m = lane / 8, x_k = lane % 8 * 8;
   const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
-  const int x_to = place<8>(x_m, x_k);
   const int found_times_dequantize_part_n = lane / 8, found_times_dequantize_part_k = lane % 8 * 8;
   const __bf16* found_times_dequantize_part_from = found_times_dequantize_part_ptr + segment * found_times_dequantize_part_group + (col0
       + found_times_dequantize_part_n) * found_times_dequantize_part_ld + k_group * tile_k + found_times_dequantize_part_k;
-  const int found_times_dequantize_part_to = found_times_dequantize_part_at
-      + place<8>(found_times_dequantize_part_n, found_times_dequantize_part_k);
   const int mul_part_n = lane / 8, mul_part_k = lane % 8 * 8;
   const __bf16* mul_part_from = mul_part_ptr + segment * mul_part_group + (col0 + mul_part_n) * mul_part_ld + k_group * tile_k + mul_part_k;
-  const int mul_part_to = mul_part_at + place<8>(mul_part_n, mul_part_k);
   Vec<__bf16, 8> x_held[2];
   Vec<__bf16, 8> found_times_dequantize_part_held[4];
   Vec<__bf16, 8> mul_part_held[4];
@@ -304,13 +298,16 @@ grouped_mxfp4_out(
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
+    for (int v = 0; v < 2; ++v) store<8>(slice + place<8>(x_m + v * 8, x_k), x_held[v]);
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      store<8>(slice + found_times_dequantize_part_to + v * at_once, found_times_dequantize_part_held[v]);
+      store<8>(slice + found_times_dequantize_part_at + place<8>(found_times_dequantize_part_n
+          + v * 8, found_times_dequantize_part_k), found_times_dequantize_part_held[v]);
     }
     #pragma unroll
-    for (int v = 0; v < 4; ++v) store<8>(slice + mul_part_to + v * at_once, mul_part_held[v]);
+    for (int v = 0; v < 4; ++v) {
+      store<8>(slice + mul_part_at + place<8>(mul_part_n + v * 8, mul_part_k), mul_part_held[v]);
+    }
   };
 
   // 23 slices of 64: fragments are loaded one step ahead of their use, across slices too

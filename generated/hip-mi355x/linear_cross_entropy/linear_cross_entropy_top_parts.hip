@@ -63,11 +63,11 @@ constexpr int band_rows = 32;
 constexpr int sums_stride = tile_cols + 4;
 
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
+// what lanes read of 64 banks at once lies in different ones, and what 8 of them write
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int period = Chunks < 8 ? Chunks : 8;
-  const int xor_mask = row / (8 / period) % period;
+  row ^= row / 8 % 2;
+  const int xor_mask = row / 2 % 4 ^ row / 16 % 2;
   return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 

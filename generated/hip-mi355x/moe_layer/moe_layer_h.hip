@@ -63,17 +63,15 @@ constexpr int segments = 64;  // groups of rows
 constexpr int gate_at = tile_rows * tile_k;
 constexpr int up_at = gate_at + tile_cols * tile_k;
 constexpr int slice_elements = up_at + tile_cols * tile_k;
-constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 constexpr int group_floats = 2 * tile_rows * sums_stride;  // of a slice-K group's sums
 
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
+// what lanes read of 64 banks at once lies in different ones, and what 8 of them write
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int period = Chunks < 8 ? Chunks : 8;
-  const int xor_mask = row / (8 / period) % period;
+  const int xor_mask = row / 2 % 8 ^ row % 2 * (Chunks - 4);
   return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
@@ -253,13 +251,10 @@ moe_layer_h(
     x_found[v] = inside && floor_div >= 0 && floor_div < x_count;
     x_from[v] = x_ptr + (x_found[v] ? floor_div : 0) * x_stride + k_group * tile_k + x_k;
   }
-  const int x_to = place<8>(x_m, x_k);
   const int gate_n = lane / 8, gate_k = lane % 8 * 8;
   const __bf16* gate_from = gate_ptr + segment * gate_group + (col0 + gate_n) * gate_ld + k_group * tile_k + gate_k;
-  const int gate_to = gate_at + place<8>(gate_n, gate_k);
   const int up_n = lane / 8, up_k = lane % 8 * 8;
   const __bf16* up_from = up_ptr + segment * up_group + (col0 + up_n) * up_ld + k_group * tile_k + up_k;
-  const int up_to = up_at + place<8>(up_n, up_k);
   Vec<__bf16, 8> x_held[4];
   Vec<__bf16, 8> gate_held[4];
   Vec<__bf16, 8> up_held[4];
@@ -278,11 +273,11 @@ moe_layer_h(
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + place<8>(x_m + v * 8, x_k), x_held[v]);
     #pragma unroll
-    for (int v = 0; v < 4; ++v) store<8>(slice + gate_to + v * at_once, gate_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + gate_at + place<8>(gate_n + v * 8, gate_k), gate_held[v]);
     #pragma unroll
-    for (int v = 0; v < 4; ++v) store<8>(slice + up_to + v * at_once, up_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + up_at + place<8>(up_n + v * 8, up_k), up_held[v]);
   };
 
   // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too

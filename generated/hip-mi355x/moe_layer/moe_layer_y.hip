@@ -36,17 +36,15 @@ constexpr int segments = 64;  // groups of rows
 // elements from the start of a slice to the right factor, and to its end
 constexpr int down_at = tile_rows * tile_k;
 constexpr int slice_elements = down_at + tile_cols * tile_k;
-constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 constexpr int group_floats = 1 * tile_rows * sums_stride;  // of a slice-K group's sums
 
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
+// what lanes read of 64 banks at once lies in different ones, and what 8 of them write
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int period = Chunks < 8 ? Chunks : 8;
-  const int xor_mask = row / (8 / period) % period;
+  const int xor_mask = row / 2 % 8 ^ row % 2 * (Chunks - 4);
   return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
@@ -210,10 +208,8 @@ moe_layer_y(
   __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
   const int h_m = lane / 8, h_k = lane % 8 * 8;
   const __bf16* h_from = h_ptr + (row0 + h_m) * h_stride + k_group * tile_k + h_k;
-  const int h_to = place<8>(h_m, h_k);
   const int down_n = lane / 8, down_k = lane % 8 * 8;
   const __bf16* down_from = down_ptr + segment * down_group + (col0 + down_n) * down_ld + k_group * tile_k + down_k;
-  const int down_to = down_at + place<8>(down_n, down_k);
   Vec<__bf16, 8> h_held[4];
   Vec<__bf16, 8> down_held[4];
   const auto fetch_slice = [&]() {
@@ -229,9 +225,9 @@ moe_layer_y(
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) store<8>(slice + h_to + v * at_once, h_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + place<8>(h_m + v * 8, h_k), h_held[v]);
     #pragma unroll
-    for (int v = 0; v < 4; ++v) store<8>(slice + down_to + v * at_once, down_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + down_at + place<8>(down_n + v * 8, down_k), down_held[v]);
   };
 
   // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too

@@ -33,17 +33,15 @@ constexpr int tiles_across = 4;
 // elements from the start of a slice to the right factor, and to its end
 constexpr int router_at = tile_rows * tile_k;
 constexpr int slice_elements = router_at + tile_cols * tile_k;
-constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 constexpr int group_floats = 1 * tile_rows * sums_stride;  // of a slice-K group's sums
 
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
-// 8 rows of one column of chunks lie in different banks
+// what lanes read of 64 banks at once lies in different ones, and what 8 of them write
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int period = Chunks < 8 ? Chunks : 8;
-  const int xor_mask = row / (8 / period) % period;
+  const int xor_mask = row / 2 % 8 ^ row % 2 * (Chunks - 4);
   return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
@@ -121,10 +119,8 @@ moe_routing_matmul(
   __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
   const int x_m = lane / 8, x_k = lane % 8 * 8;
   const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
-  const int x_to = place<8>(x_m, x_k);
   const int router_n = lane / 8, router_k = lane % 8 * 8;
   const __bf16* router_from = router_ptr + (col0 + router_n) * router_ld + k_group * tile_k + router_k;
-  const int router_to = router_at + place<8>(router_n, router_k);
   Vec<__bf16, 8> x_held[8];
   Vec<__bf16, 8> router_held[2];
   const auto fetch_slice = [&]() {
@@ -140,9 +136,11 @@ moe_routing_matmul(
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 8; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
+    for (int v = 0; v < 8; ++v) store<8>(slice + place<8>(x_m + v * 8, x_k), x_held[v]);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + router_to + v * at_once, router_held[v]);
+    for (int v = 0; v < 2; ++v) {
+      store<8>(slice + router_at + place<8>(router_n + v * 8, router_k), router_held[v]);
+    }
   };
 
   // 4 slices of 64: fragments are loaded one step ahead of their use, across slices too
