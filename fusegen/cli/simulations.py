@@ -47,8 +47,16 @@ def lines(found: Simulated | None, reason: str) -> list[tuple[str, str]]:
         ("  loop", f"{found.instructions} instructions, {found.products} of them MFMA; {fed}"),
         ("  waves", f"{found.waves} on a compute unit, {found.waves // found.blocks} to a block"),
         ("  busy", shares(found.busy)),
+        ("  LDS", conflicts(found)),
         ("  waves wait for", shares(found.waiting, MOST_REASONS)),
     ]
+
+
+def conflicts(found: Simulated) -> str:
+    """What lanes that meet in a bank of the LDS cost it."""
+    share = f"{found.conflicts:.0%} of its cycles for" if found.conflicts else "no"
+    unknown = f"; addresses of {found.not_followed} instructions are not known" if found.not_followed else ""
+    return f"{share} lanes that meet in a bank{unknown}"
 
 
 def shares(of: Mapping[str, float], most: int = 5) -> str:

@@ -79,6 +79,11 @@ class Instruction:
         """What a wave moves."""
         return self.lane_bytes * LANES if self.pipe in ("memory", "LDS") else 0
 
+    @property
+    def is_banked(self) -> bool:
+        """Does it read or write places of the LDS by the lanes' addresses?"""
+        return self.name.startswith(("ds_read", "ds_write"))
+
     @cached_property
     def stores(self) -> bool:
         return "store" in self.name or "write" in self.name

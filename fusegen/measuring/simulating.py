@@ -9,11 +9,13 @@ that have no block leave their share of the memory to the others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusegen.compiling import Binary, disassemble
 from fusegen.errors import RequestError
-from fusegen.measuring.machine_loops import Turn, turn_of
+from fusegen.measuring.lds_banks import cycles_of
+from fusegen.measuring.machine_loops import Turn, parsed, turn_of
 from fusegen.measuring.simulation import Feed, Simulated, simulate
 from fusegen.planner.attention.parts import ScoresPlan
 from fusegen.planner.attention.wide import WideAttentionPlan
@@ -28,27 +30,41 @@ AGAIN = 2.0  # times that bytes are read, from which on most of them are in a ca
 def simulated(plan: Plan, binary: Binary) -> Simulated:
     """The loop with as many blocks on a compute unit as the launch has for it. Raises RequestError for what can't be
     simulated, which says why, and MissingError where nothing disassembles."""
-    unit, turn = found(binary)
+    loop = found(binary)
     blocks = plan.blocks(*extents(plan, plan.graph.sizes))
     held = min(binary.occupancy.blocks_per_sm, max(1, -(-blocks // binary.target.sms)))
-    return of_blocks(plan, binary, unit, turn, held)
+    return of_blocks(plan, binary, loop, held)
 
 
-def found(binary: Binary) -> tuple[ComputeUnit, Turn]:
-    """The unit and the loop. Raises as `simulated`."""
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Of a kernel, what its time is spent in."""
+
+    unit: ComputeUnit
+    turn: Turn
+    lds: Mapping[int, float]  # cycles of instructions for the LDS, by their places
+
+
+def found(binary: Binary) -> Loop:
+    """Raises as `simulated`."""
     unit = unit_of(binary.target)
     if unit is None:
         raise RequestError(f"{binary.target.arch} is no CDNA, of which alone loops are simulated")
-    turn = turn_of(disassemble(binary))
+    text = disassemble(binary)
+    turn = turn_of(text)
     if turn is None:
         raise RequestError("its code has no loop that multiplies, or moves anything to or from memory")
-    return unit, turn
+    return Loop(unit, turn, cycles_of(parsed(text), turn, unit, waves_of(binary)))
 
 
-def of_blocks(plan: Plan, binary: Binary, unit: ComputeUnit, turn: Turn, held: int) -> Simulated:
-    waves = -(-binary.threads // binary.target.warp)
+def waves_of(binary: Binary) -> int:
+    return -(-binary.threads // binary.target.warp)
+
+
+def of_blocks(plan: Plan, binary: Binary, loop: Loop, held: int) -> Simulated:
+    feed = feed_of(plan, loop.unit)
     try:
-        return simulate(turn, unit, waves=waves, blocks=held, feed=feed_of(plan, unit))
+        return simulate(loop.turn, loop.unit, waves=waves_of(binary), blocks=held, feed=feed, lds=loop.lds)
     except (LookupError, ValueError) as error:
         raise RequestError(str(error.args[0])) from error
 
@@ -100,18 +116,18 @@ class Launched:
 def launch_of(plan: GemmPlan | ScoresPlan, binary: Binary) -> Launched:
     """Rounds of as many blocks as all units hold, and a last one of the rest; of attention, of blocks that leave no
     tile of keys out. Raises as `simulated`."""
-    unit, turn = found(binary)
+    loop = found(binary)
     blocks = plan.blocks(*extents(plan, plan.graph.sizes))
     held, units = binary.occupancy.blocks_per_sm, binary.target.sms
     full, rest = divmod(blocks, held * units)
     last = -(-rest // units)
-    loops = {n: of_blocks(plan, binary, unit, turn, n) for n in {held if full else last, last or held}}
+    loops = {n: of_blocks(plan, binary, loop, n) for n in {held if full else last, last or held}}
     cycles = full * loops[held].cycles if full else 0.0
     cycles += loops[last].cycles if last else 0.0
     turns: float = (
-        plan.tiles if isinstance(plan, ScoresPlan) else plan.steps * products_of(plan) / max(1, turn.products)
+        plan.tiles if isinstance(plan, ScoresPlan) else plan.steps * products_of(plan) / max(1, loop.turn.products)
     )
-    return Launched(cycles * turns / (unit.ghz * 1e3), loops[held if full else last])
+    return Launched(cycles * turns / (loop.unit.ghz * 1e3), loops[held if full else last])
 
 
 def turns_of(plan: GemmPlan | ScoresPlan, turn: Turn) -> float:

@@ -7,10 +7,10 @@ most one, the oldest wave's of those of the highest priority first. Pipes: the v
 SIMD, the scalar unit, the LDS, and the way to memory, which answers after a stated latency, at a stated rate. Waves
 wait by s_waitcnt, s_barrier and s_nop, and for sums that are not ready.
 
-What is left out: conflicts in banks of the LDS (a test counts those of turned factors by address), instruction fetch
-beyond the cycles of a taken branch, address translation, and the memory's own queues: latency is that of an idle
-GPU. So what is simulated is about the least that such a loop takes, and loops compare by it better than they are
-foretold.
+What is left out: instruction fetch beyond the cycles of a taken branch, address translation, and the memory's own
+queues: latency is that of an idle GPU. Conflicts in banks of the LDS are in it where they are given
+(`fusegen.measuring.lds_banks` counts them by address). So what is simulated is about the least that such a loop takes,
+and loops compare by it better than they are foretold.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fusegen.measuring.machine_loops import Instruction, Turn
+from fusegen.measuring.machine_loops import LANES, Instruction, Turn
 from fusegen.targets.compute_unit import PASS_CYCLES, RESULT_PASSES, SCALAR_LOAD_CYCLES, ComputeUnit
 
 WARM_TURNS = 3  # which are not counted: the first loads come late
@@ -32,7 +32,8 @@ QUEUE_CYCLES = 64  # of work for the LDS or for memory that waves may have issue
 MOST_LDS = 15  # operations of a wave on their way: lgkmcnt has four bits,
 MOST_MEMORY = 63  # and vmcnt six
 PIPES = ("matrix", "vector", "scalar", "LDS", "memory")
-WIDE_BYTES = 16  # that a lane reads at once where the LDS gives the most
+WIDE_BYTES = 8  # that a lane reads at once where the LDS gives the most
+NONE: Mapping[int, float] = {}
 STUCK_CYCLES = 1_000_000
 WAITING = {  # what a wave waits for, in words
     "vmcnt": "loads from memory",
@@ -72,6 +73,8 @@ class Simulated:
     waiting: Mapping[str, float]  # share of a wave's time, the most first
     feed_bytes: float  # a cycle,
     feed_latency: int  # and the cycles of the latency
+    conflicts: float = 0.0  # share of the LDS's cycles in which lanes wait for others that meet them in a bank
+    not_followed: int = 0  # instructions for the LDS whose addresses are not known, taken to be without conflicts
 
     @property
     def bound(self) -> str:
@@ -110,10 +113,15 @@ class Wave:
     sums: dict[str, int] = field(default_factory=dict)  # when a register's sums are there for more
 
 
-def steps_of(turn: Turn, unit: ComputeUnit) -> tuple[Step, ...]:
-    """Raises LookupError for a matrix instruction whose passes are not known."""
+def steps_of(turn: Turn, unit: ComputeUnit, lds: Mapping[int, float] = NONE) -> tuple[Step, ...]:
+    """`lds`: cycles of instructions for the LDS, by their places, where they are known. Raises LookupError for a matrix
+    instruction whose passes are not known."""
     code = turn.instructions
-    return tuple(step(one, code[(i + 1) % len(code)], unit) for i, one in enumerate(code))
+    steps = (step(one, code[(i + 1) % len(code)], unit) for i, one in enumerate(code))
+    return tuple(
+        replace(each, cycles=max(1, round(lds[one.at]))) if one.at in lds else each
+        for one, each in zip(code, steps, strict=True)
+    )
 
 
 def step(one: Instruction, after: Instruction, unit: ComputeUnit) -> Step:
@@ -126,8 +134,8 @@ def step(one: Instruction, after: Instruction, unit: ComputeUnit) -> Step:
     elif one.pipe == "vector" and one.slow:
         cycles = SLOW_CYCLES
     elif one.pipe == "LDS":
-        wide = one.lane_bytes >= WIDE_BYTES and not one.stores
-        cycles = math.ceil(max(one.bytes, 4 * 64) / (unit.lds_read_bytes if wide else unit.lds_bytes))
+        wide = one.lane_bytes >= WIDE_BYTES and one.name.startswith("ds_read")
+        cycles = math.ceil(max(one.bytes, 4 * LANES) / (unit.lds_read_bytes if wide else unit.lds_bytes))
     elif one.pipe == "memory":
         cycles = max(PASS_CYCLES, math.ceil(one.bytes / unit.l1_bytes))
     elif name == "s_nop":
@@ -143,10 +151,15 @@ def step(one: Instruction, after: Instruction, unit: ComputeUnit) -> Step:
     )  # fmt: skip
 
 
-def simulate(turn: Turn, unit: ComputeUnit, *, waves: int, blocks: int, feed: Feed) -> Simulated:
-    """Turns of `blocks` blocks of `waves` waves each on one compute unit. Raises LookupError as `steps_of`, and
-    ValueError for a loop that never ends, as one with a barrier that only some waves come to."""
-    steps = steps_of(turn, unit)
+def simulate(
+    turn: Turn, unit: ComputeUnit, *, waves: int, blocks: int, feed: Feed, lds: Mapping[int, float] | None = None
+) -> Simulated:
+    """Turns of `blocks` blocks of `waves` waves each on one compute unit. `lds`: as `steps_of`; without it nothing is
+    said of conflicts. Raises LookupError as `steps_of`, and ValueError for a loop that never ends, as one with a
+    barrier that only some waves come to."""
+    steps, free = steps_of(turn, unit, lds or NONE), steps_of(turn, unit)
+    taken, least = (sum(each.cycles for each in of if each.pipe == "LDS") for of in (steps, free))
+    unknown = sum(one.is_banked and one.at not in (lds or NONE) for one in turn.instructions) if lds is not None else 0
     machine = Machine(steps, unit, feed, [Wave(i // waves, i % unit.simds) for i in range(waves * blocks)])
     machine.run(WARM_TURNS)
     before, start = machine.counted(), machine.cycle
@@ -158,7 +171,7 @@ def simulate(turn: Turn, unit: ComputeUnit, *, waves: int, blocks: int, feed: Fe
     return Simulated(
         turn.start, turn.end, len(steps), turn.products, running, blocks, passed / COUNTED_TURNS,
         {pipe: used[pipe] / (passed * places.get(pipe, unit.simds)) for pipe in PIPES},
-        waiting, feed.bytes, feed.latency,
+        waiting, feed.bytes, feed.latency, max(0, taken - least) / max(1, taken), unknown,
     )  # fmt: skip
 
 
