@@ -18,7 +18,7 @@ from fusegen.language import notebook
 from fusegen.language.graph import Graph, Node
 from fusegen.language.naming import free_name
 from fusegen.language.reference import reference_source
-from fusegen.language.sizes import Shape, Size, dims_in
+from fusegen.language.sizes import Dim, Shape, Size, dims_in, solved
 from fusegen.language.types import TensorType, size_of
 from fusegen.language.views import View
 from fusegen.planner.heading import body_lines, field, megabytes, plural, summary
@@ -189,10 +189,10 @@ class ProgramPlan:
 
     @cached_property
     def fixed(self) -> frozenset[str]:
-        """The dims whose sizes are constants of some kernel, or numbers in the chain."""
+        """The dims whose sizes are constants of some kernel, or numbers in the chain, or that no operand tells."""
         sizes = [size for step in self.steps for size in step.fixed]
         sizes += [node.size for node in self.graph.nodes if node.size is not None]
-        return frozenset(dim.name for dim in dims_in(tuple(sizes)))
+        return untold(self.graph, frozenset(dim.name for dim in dims_in(tuple(sizes))))
 
     @property
     def boundaries(self) -> tuple[Stored, ...]:
@@ -309,3 +309,15 @@ def step_lines(number: str, step: Step) -> list[str]:
         f"  {'time':<9}{step.plan.cost.time_us:.1f} us expected, {step.plan.cost.floor_us:.1f} us floor",
         *(f"  {line}" for r in [step.plan.rounding] if r for line in field("rounding", f"{'; '.join(r)}; f32 between")),
     ]
+
+
+def untold(graph: Graph, fixed: frozenset[str]) -> frozenset[str]:
+    """The dims that are `fixed`, and those that stand in axes such as `(H + 2 * G) * D` alone, from which no call can
+    tell them: of other ones results would be other ones."""
+    axes = [size for tensor in graph.inputs for size in tensor.shape if not isinstance(size, int)]
+    told = {size.name for size in axes if isinstance(size, Dim)}
+    for size in axes:  # in the order of `arguments.measure_dims`
+        unknown = list({dim.name for dim in dims_in(size)} - told - fixed)
+        if len(unknown) == 1 and solved(size, unknown[0], 1) is not None:
+            told.add(unknown[0])
+    return fixed | {dim.name for size in axes for dim in dims_in(size)} - told
