@@ -305,7 +305,10 @@ def checked_sizes(
     if missing := [name for name in used if name not in sizes]:
         raise SpecError(f"dim {missing[0]} has no size; write @chain({missing[0]}=...)", where)
     if unknown := [name for name in sizes if name not in used]:
-        raise SpecError(f"@chain gives a size to {unknown[0]!r}, which the signature does not use", where)
+        said = f"@chain gives a size to {unknown[0]!r}, which the signature does not use"
+        raise SpecError(
+            f"{said}\n  drop it; where the body needs it, write the number there, or a constant of the file", where
+        )
     for name in used:
         size = sizes[name]
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= LARGEST_SIZE:
