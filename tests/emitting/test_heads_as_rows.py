@@ -107,6 +107,19 @@ def test_a_decode_step_is_planned_so(name: str) -> None:
         assert program.time_us < found.plans[0].cost.time_us
 
 
+@chain(B=2, G=2, R=4, T=2100, D=32, rounding="eager")
+def as_torch_rounds(q: bf16[B, G, R, 1, D], k: bf16[B, G, 1, T, D], v: bf16[B, G, 1, T, D]) -> bf16[B, G, R, 1, D]:
+    return F.softmax(q @ k.mT * 0.2) @ v
+
+
+@pytest.mark.usefixtures("emulated_only")
+def test_rounded_as_torch_does_it_is_one_kernel() -> None:
+    plan = cheapest(as_torch_rounds.graph, target("cuda:sm_80"))
+    assert len(plan.steps) == 1
+    report = validate(compile_program(plan, on="emulator", validate=False, tuned=False, as_planned=True), quick=True)
+    assert report.ok, report
+
+
 @chain(B=2, H=4, T=300, D=32)
 def own_keys(q: bf16[B, H, 1, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]) -> bf16[B, H, 1, D]:
     return F.softmax(q @ k.mT) @ v

@@ -218,7 +218,6 @@ WRONG = {
         r"bf16\[M, K\] @ f32\[K, N\]: the factors have different types\n.*F.cast\(x, bf16\)",
     ),
     "integers": (lambda x, w: x @ w, {"x": i32[M, K], "w": bf16[K, N]}, "found i32 where a factor of floats, of i8"),
-    "a vector": (lambda x, w: x @ w, {"x": f16[K], "w": f16[K, N]}, r"found \[K\] where a matrix is wanted"),
     "a number": (lambda x, w: (x + w) @ 2.0, {"x": f16[M, N], "w": f16[M, N]}, "found a scalar where a matrix"),
     "three axes": (lambda x, w: x @ w.T, {"x": f16[M, K], "w": f16[B, N, K]}, r"write .mT"),
     "batches": (lambda x, w: x @ w, {"x": f16[B, M, K], "w": f16[L, K, N]}, "leading axes .* do not broadcast"),

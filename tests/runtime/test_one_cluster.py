@@ -149,7 +149,7 @@ def test_floors_and_targets_are_those_of_the_whole_gpu() -> None:
 def test_without_clusters_steps_stay_apart() -> None:
     for target in ("cuda:a100", "hip:mi300x"):
         found: Any = plan(SHIPPED["moe_routing"], target)
-        assert len(found.launches) == 3
+        assert all(len(steps) == 1 for steps in found.launches)
 
 
 def test_a_program_of_one_order_of_sums_keeps_its_launches() -> None:

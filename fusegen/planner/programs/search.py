@@ -469,7 +469,9 @@ class Search:
     def by_parts(self, step: Lowered, makes: tuple[Made, ...]) -> Kernel | None:
         """Reductions over rows, or of a product's rows, or attention to many keys, by two kernels, with the number of
         parts that costs least."""
-        halves = (parted(step, self.target), grouped(step, self.target), keys_parted(step, self.target, self.dealt))
+        halves = [parted(step, self.target), grouped(step, self.target)]
+        if self.graph.rounding != "eager":  # whose rounded exponentials of parts have no bound where scores overflow
+            halves.append(keys_parted(step, self.target, self.dealt))
         return self.best_of(itertools.chain(*halves), makes)
 
     def deeper(self, step: Lowered, makes: tuple[Made, ...], one: Plan) -> Kernel | None:
