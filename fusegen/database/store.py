@@ -172,12 +172,13 @@ class Database:
                 return result
 
         def twice() -> Result:
-            """Once more after an error of the disk: it is one to SQLite as well where another process has moved a
-            damaged file aside meanwhile. A disk that is at fault says so again."""
+            """Once more where another process has moved a damaged file aside meanwhile: SQLite says so, or that the
+            disk is at fault. One that is says so again."""
             try:
                 return attempt()
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_IOERR:
+                code = error.sqlite_errorcode
+                if code & 0xFF != sqlite3.SQLITE_IOERR and code != sqlite3.SQLITE_READONLY_DBMOVED:
                     raise
             return attempt()
 

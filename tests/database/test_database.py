@@ -40,6 +40,7 @@ from fusegen.database import (
 )
 from fusegen.database.keys import layout_text
 from fusegen.database.rows import contradict, current
+from fusegen.database.store import insert
 from fusegen.errors import MissingError, OutputError, RequestError
 from fusegen.language.spec import Chain
 from fusegen.language.types import DTYPES
@@ -527,6 +528,25 @@ def test_many_processes_find_damage_at_once(place: Path) -> None:
         list(pool.map(write_after_damage, [str(place)] * 20, range(20)))
     assert len(Database(place).rows()) == 20
     assert len(list(place.parent.glob("*.damaged-*"))) == 1
+
+
+def test_a_file_that_is_moved_while_it_is_written_is_begun_anew(place: Path) -> None:
+    """As another process does that found it damaged: SQLite calls it read-only then."""
+    kept = Database(place)
+    kept.record([ROW])
+    other = replace(ROW, rows=8)
+    calls: list[int] = []
+
+    def change(connection: sqlite3.Connection) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            place.rename(place.with_name("aside.db"))
+        insert(connection, [other])
+
+    kept.write(change)
+    assert len(calls) == 2
+    assert kept.rows() == [other]
+    assert Database(place.with_name("aside.db")).rows() == [ROW]
 
 
 @pytest.mark.parametrize("times", [1, 9])
