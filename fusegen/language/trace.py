@@ -459,10 +459,9 @@ def factor(op: Op, side: Any, operator: Operator, *, right: bool) -> Node:
         shape = (*node.shape[:-2], node.shape[-1], node.shape[-2])
         return need_type(Node(OPS["transpose"], (node,), shape, node.dtype, operator), current().operands, right)
     node = node_of(op, side, operator)
-    if len(node.shape) < 2:
-        found = f"{shape_text(node.shape)}" if node.shape else "a scalar"
+    if not node.shape:
         raise SpecError(
-            f"matmul: found {found} where a matrix or a vector is wanted\n  write * for a multiple", operator.where
+            "matmul: found a scalar where a matrix or a vector is wanted\n  write * for a multiple", operator.where
         )
     return need_type(node, current().operands, right)
 

@@ -89,8 +89,8 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
                 return cheapest(graph, target, WORTH_CUTTING * (dealt.time_us if dealt else least.time_us), LONG_STATES)
             except NoPlan:
                 return dealt
-        if len(graph.products) == 1 and not graph.batch_invariant and fills_part(found.plans[0]):
-            deep: ProgramPlan | None = searching().of_deep_products(graph, target)
+        if graph.products and fills_part(found.plans[0]):
+            deep: ProgramPlan | None = searching().deepened(graph, target, found.plans[0])
             if deep is not None:
                 return deep
         if found.plans[0].rule.startswith("weights"):  # as well, but rows of a block each may be too few for a GPU

@@ -134,21 +134,15 @@ def cheapest(
 def in_two(graph: Graph, target: Target, below_us: float) -> ProgramPlan | None:
     """A chain that one kernel of columns holds as two kernels; None where they take no less than `below_us`."""
     search = Search(share_common(graph), target)
-    outputs = [(t.node, t.name, t.dtype) for t in search.graph.outputs]
-    both = search.by_parts(whole(search.graph), tuple(outputs))
-    if both is None or both.time_us >= below_us:
-        return None
-    found = Found(frozenset(), (both,), search.early_us)
-    search.looked_at.append(found)
-    return search.program(found, {}, search.considered())
+    both = search.by_parts(whole(search.graph), search.outputs)
+    return None if both is None or both.time_us >= below_us else search.alone(both)
 
 
-def of_deep_products(graph: Graph, target: Target) -> ProgramPlan | None:
-    """A product's K in parts, as two kernels; None where one kernel is right."""
+def deepened(graph: Graph, target: Target, one: Plan) -> ProgramPlan | None:
+    """A product's K in parts, as two kernels; None where the kernel `one` is right."""
     search = Search(share_common(graph), target)
-    found = search.look(frozenset())
-    two = len(found.kernels) == 1 and len(found.kernels[0].plans) == 2
-    return search.program(found, {}, search.considered()) if two else None
+    both = search.deeper(whole(search.graph), search.outputs, one)
+    return None if both is None else search.alone(both)
 
 
 class Search:
@@ -160,11 +154,18 @@ class Search:
         self.dealt = dealt
         self.early_us = target.early_us
         self.stored = cutting.stored_values(graph)
+        self.outputs: tuple[Made, ...] = tuple((t.node, t.name, t.dtype) for t in graph.outputs)
         self.usual = frozenset(cutting.candidates(graph))
         self.rearranged = frozenset(cutting.rearranged(graph))
         self.planned: dict[tuple[frozenset[Made], State], Kernel] = {}
         self.looked_at: list[Found] = []
         self.order = {node: place for place, node in enumerate(graph.nodes)}
+
+    def alone(self, kernel: Kernel) -> ProgramPlan:
+        """The program of what makes all outputs, with nothing else in memory."""
+        found = Found(frozenset(), (kernel,), self.early_us)
+        self.looked_at.append(found)
+        return self.program(found, {}, self.considered())
 
     def outcome(self, below_us: float, most_states: int) -> Outcome:
         """What `run` finds, and what there is to say of it. No cut gives a target instructions that it lacks."""
@@ -475,9 +476,8 @@ class Search:
         return self.best_of(itertools.chain(*halves), makes)
 
     def deeper(self, step: Lowered, makes: tuple[Made, ...], one: Plan) -> Kernel | None:
-        """A product's K in parts, where one kernel leaves some of a GPU idle and two take much less; never where the
-        order of sums is not to depend on the number of rows."""
-        if self.graph.batch_invariant or not fills_part(one):
+        """A product's K in parts, where one kernel leaves some of a GPU idle and two take much less."""
+        if self.graph.batch_invariant or not fills_part(one):  # parts are as many as rows leave room for
             return None
         found = self.best_of(deep_products(step, self.target), makes)
         return found if found is not None and found.time_us < WORTH_DEEPENING * one.cost.time_us else None
