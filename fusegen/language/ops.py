@@ -424,7 +424,7 @@ def _taken(x: Value, columns: Value, missing: Number) -> Value:
 def matmul(
     x: Value | Transposed, w: Value | Transposed, precision: str | None = None, promote: int | None = None
 ) -> Value:
-    """x @ w over the last two axes, leading ones broadcast, summed in f32; f32 factors by precision="tf32".
+    """x @ w over the last two axes, vectors and others as in numpy, summed in f32; f32 factors by precision="tf32".
 
     That lets each of them become the nearest number of 11 significant bits, which is what tensor cores multiply; f16,
     bf16 and 8 bits are taken as they are. Factors of i8 and u8 are summed exactly, in i32.
