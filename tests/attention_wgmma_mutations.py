@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fusegen import Chain
 from fusegen.planner import CONTIGUOUS
 from fusegen.planner.model import Layout, Source
-from tests.emitting.test_attention_wgmma import causal, source
+from tests.emitting.test_attention_wgmma import capped, causal, source
 from tests.mutations import Mutation
 
 
@@ -29,6 +29,7 @@ class HopperSubject:
 
 TURNS = HopperSubject(causal, "128x128")
 ALONE = HopperSubject(causal, "64x128")
+CAPPED = HopperSubject(capped, "64x128")
 
 
 def mutation(name: str, models: str, of: HopperSubject, pattern: str, replacement: str) -> Mutation:
@@ -47,6 +48,12 @@ MUTATIONS = (
              r"largest\[r\] \* 0\.125f", "largest[r]"),
     mutation("one row's pivot for both", "a thread has two rows", ALONE,
              r"-pivots\[i / 2 % 2\]", "-pivots[0]"),
+    mutation("one chain of additions is lost", "every other column is not summed", ALONE,
+             r"added\[r\]\[0\] \+ added\[r\]\[1\]", "added[r][0]"),
+    mutation("one chain of largest logits is lost", "a power of 2 of what is larger overflows", ALONE,
+             r"larger\(peaks\[r\]\[0\], peaks\[r\]\[1\]\)", "peaks[r][0]"),
+    mutation("one score's reach for all", "the last score decides", CAPPED,
+             r"reach = fmaxf\(reach, ", "reach = fmaxf(0.0f, "),
     # ---- tiles
     mutation("the last tile is skipped", "one tile of keys too few", ALONE,
              r"\(end_key - first_key \+ tile_keys - 1\) / tile_keys", "(end_key - first_key) / tile_keys"),

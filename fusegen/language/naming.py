@@ -121,7 +121,8 @@ ATTENTION_FRAME = frozenset(
     parity staging staging_at barriers_at line_bytes first_keys end_keys free_first_keys free_end_keys
     page key_page key_pages value_page value_pages page_of_keys pages_of_keys page_of_values
     pages_of_values beside warp_keys warp_key warp_columns weights_pitch weights_at weights_to weights_lane weights_part
-    told told_at columns_at_once first_col side tile_key put_four load_down Pitch sum""".split()  # noqa: SIM905
+    told told_at columns_at_once first_col side tile_key put_four load_down Pitch sum
+    reach added peak fmaxf tangent_near_0""".split()  # noqa: SIM905
 )
 # the same of templates for the softmax of a product's rows
 WEIGHTS_FRAME = frozenset(

@@ -431,11 +431,11 @@ dropout_attention(
       fence_floats(q_times_k_sums);
       if (lane == 0) arrive_at(keys_empty + 8 * (tile % stages));
       const int key0 = first_key + tile * tile_keys;
-      float peaks[2] = {largest[0], largest[1]};
+      float peaks[2][2] = { {largest[0], -INFINITY}, {largest[1], -INFINITY} };  // of even and of odd columns
       if (key0 + tile_keys <= free_end) {
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
-          peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
+          peaks[i / 2 % 2][i % 2] = larger(peaks[i / 2 % 2][i % 2], q_times_k_sums[i]);
         }
       } else {
         #pragma unroll
@@ -446,19 +446,21 @@ dropout_attention(
           const bool keep = col_index <= last;
           const float scores = keep ? q_times_k : (-INFINITY);
           q_times_k_sums[i] = scores;
-          peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
+          peaks[i / 2 % 2][i % 2] = larger(peaks[i / 2 % 2][i % 2], q_times_k_sums[i]);
         }
       }
       #pragma unroll
       for (int r = 0; r < 2; ++r) {
+        float peak = larger(peaks[r][0], peaks[r][1]);
         #pragma unroll
-        for (int step = 1; step < 4; step *= 2) peaks[r] = larger(peaks[r], __shfl_xor_sync(0xffffffffu, peaks[r], step));
-        const float pivot = peaks[r] == -INFINITY ? 0.0f : peaks[r] * 0.12751743f;
+        for (int step = 1; step < 4; step *= 2) peak = larger(peak, __shfl_xor_sync(0xffffffffu, peak, step));
+        const float pivot = peak == -INFINITY ? 0.0f : peak * 0.12751743f;
         shrinks[r] = largest[r] == -INFINITY ? 0.0f : power_of_2(pivots[r] - pivot);
-        largest[r] = peaks[r];
+        largest[r] = peak;
         pivots[r] = pivot;
         summed[r] *= shrinks[r];
       }
+      float added[2][2] = {};  // of even and of odd columns
       unsigned philox_four[4];
       #pragma unroll
       for (int i = 0; i < 64; ++i) {
@@ -466,7 +468,7 @@ dropout_attention(
         if (i % 4 == 0) draw_for_two(philox_four, (lane % 2 ? first_element[1] : first_element[0]) + (col_index & ~3), lane % 2
             ? offset_here[1] : offset_here[0], lane % 2 ? seed_here[1] : seed_here[0]);
         const float e = power_of_2(fmaf(q_times_k_sums[i], 0.12751743f, -pivots[i / 2 % 2]));
-        summed[i / 2 % 2] += e;
+        added[i / 2 % 2][i % 2] += e;
         const int philox_ = static_cast<int>(philox_four[i % 4]);
         const float to_unit = 5.96046448e-08f * static_cast<float>(static_cast<int>(static_cast<unsigned>(philox_) >> 8));
         const bool keepof_philox_ = to_unit >= p;
@@ -474,6 +476,8 @@ dropout_attention(
         const float where = keepof_philox_ ? e_times_quotient : 0.0f;
         q_times_k_sums[i] = where;
       }
+      #pragma unroll
+      for (int r = 0; r < 2; ++r) summed[r] += added[r][0] + added[r][1];
     };
 
     // weights as the next products take them, and sums shrink by as much as the largest logit grew

@@ -353,11 +353,11 @@ sink_attention(
       fence_floats(q_times_k_sums);
       if (lane == 0) arrive_at(keys_empty + 8 * (tile % stages));
       const int key0 = first_key + tile * tile_keys;
-      float peaks[2] = {largest[0], largest[1]};
+      float peaks[2][2] = { {largest[0], -INFINITY}, {largest[1], -INFINITY} };  // of even and of odd columns
       if (key0 + tile_keys <= free_end) {
         #pragma unroll
         for (int i = 0; i < 48; ++i) {
-          peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
+          peaks[i / 2 % 2][i % 2] = larger(peaks[i / 2 % 2][i % 2], q_times_k_sums[i]);
         }
       } else {
         #pragma unroll
@@ -368,25 +368,29 @@ sink_attention(
           const bool keep = col_index <= last;
           const float scores = keep ? q_times_k : (-INFINITY);
           q_times_k_sums[i] = col_index < keys ? scores : -INFINITY;
-          peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
+          peaks[i / 2 % 2][i % 2] = larger(peaks[i / 2 % 2][i % 2], q_times_k_sums[i]);
         }
       }
       #pragma unroll
       for (int r = 0; r < 2; ++r) {
+        float peak = larger(peaks[r][0], peaks[r][1]);
         #pragma unroll
-        for (int step = 1; step < 4; step *= 2) peaks[r] = larger(peaks[r], __shfl_xor_sync(0xffffffffu, peaks[r], step));
-        const float pivot = peaks[r] == -INFINITY ? 0.0f : peaks[r] * 0.18033688f;
+        for (int step = 1; step < 4; step *= 2) peak = larger(peak, __shfl_xor_sync(0xffffffffu, peak, step));
+        const float pivot = peak == -INFINITY ? 0.0f : peak * 0.18033688f;
         shrinks[r] = largest[r] == -INFINITY ? 0.0f : power_of_2(pivots[r] - pivot);
-        largest[r] = peaks[r];
+        largest[r] = peak;
         pivots[r] = pivot;
         summed[r] *= shrinks[r];
       }
+      float added[2][2] = {};  // of even and of odd columns
       #pragma unroll
       for (int i = 0; i < 48; ++i) {
         const float power = power_of_2(fmaf(q_times_k_sums[i], 0.18033688f, -pivots[i / 2 % 2]));
-        summed[i / 2 % 2] += power;
+        added[i / 2 % 2][i % 2] += power;
         q_times_k_sums[i] = power;
       }
+      #pragma unroll
+      for (int r = 0; r < 2; ++r) summed[r] += added[r][0] + added[r][1];
     };
 
     // weights as the next products take them, and sums shrink by as much as the largest logit grew

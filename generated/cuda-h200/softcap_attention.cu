@@ -43,12 +43,16 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
+// tanh x of magnitudes below 0.45f, within 2.4 ulp
+__device__ __forceinline__ float tangent_near_0(float x) {
+  const float w = x * x;
+  return x * fmaf(fmaf(fmaf(-0.0463219024f, w, 0.132466495f), w, -0.333304852f), w, 1.0f);
+}
+
 // tanh x, within 5 ulp
 __device__ __forceinline__ float hyperbolic_tangent(float x) {
-  const float w = x * x;
-  const float near = x * fmaf(fmaf(fmaf(-0.0463219024f, w, 0.132466495f), w, -0.333304852f), w, 1.0f);
   const float far = 1.0f - 2.0f * reciprocal(1.0f + power_of_2(2.88539008f * fabsf(x)));
-  return fabsf(x) < 0.45f ? near : copysignf(far, x);
+  return fabsf(x) < 0.45f ? tangent_near_0(x) : copysignf(far, x);
 }
 
 // queries of a block, keys of a tile, and all keys
@@ -374,13 +378,32 @@ softcap_attention(
       const int key0 = first_key + tile * tile_keys;
       float peaks[2] = {largest[0], largest[1]};
       if (key0 + tile_keys <= free_end) {
+        // tanh of small numbers is a polynomial's value, which is all that such scores of a warp take
+        float reach = 0.0f;
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
           const float q_times_k = q_times_k_sums[i];
           const float mul = q_times_k * 0.0017677669f;
-          const float tanh_ = hyperbolic_tangent(mul);
-          q_times_k_sums[i] = tanh_;
-          peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
+          reach = fmaxf(reach, fabsf(mul));
+        }
+        if (__all_sync(0xffffffffu, reach < 0.45f)) {
+          #pragma unroll
+          for (int i = 0; i < 64; ++i) {
+            const float q_times_k = q_times_k_sums[i];
+            const float mul = q_times_k * 0.0017677669f;
+            const float tanh_ = tangent_near_0(mul);
+            q_times_k_sums[i] = tanh_;
+            peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
+          }
+        } else {
+          #pragma unroll
+          for (int i = 0; i < 64; ++i) {
+            const float q_times_k = q_times_k_sums[i];
+            const float mul = q_times_k * 0.0017677669f;
+            const float tanh_ = hyperbolic_tangent(mul);
+            q_times_k_sums[i] = tanh_;
+            peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], q_times_k_sums[i]);
+          }
         }
       } else {
         #pragma unroll
@@ -398,11 +421,12 @@ softcap_attention(
       }
       #pragma unroll
       for (int r = 0; r < 2; ++r) {
+        float peak = peaks[r];
         #pragma unroll
-        for (int step = 1; step < 4; step *= 2) peaks[r] = larger(peaks[r], __shfl_xor_sync(0xffffffffu, peaks[r], step));
-        const float pivot = peaks[r] == -INFINITY ? 0.0f : peaks[r] * 72.13475f;
+        for (int step = 1; step < 4; step *= 2) peak = larger(peak, __shfl_xor_sync(0xffffffffu, peak, step));
+        const float pivot = peak == -INFINITY ? 0.0f : peak * 72.13475f;
         shrinks[r] = largest[r] == -INFINITY ? 0.0f : power_of_2(pivots[r] - pivot);
-        largest[r] = peaks[r];
+        largest[r] = peak;
         pivots[r] = pivot;
         summed[r] *= shrinks[r];
       }

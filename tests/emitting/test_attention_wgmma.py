@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -141,6 +142,56 @@ def test_a_scale_is_taken_out_of_the_elements() -> None:
     assert "0.18033688f" in render(plan).text  # log2(e) / 8
     assert plans(attentions.softcap)[0].scale == 1.0  # by a run-time number, whose sign is not known
     assert plans(attentions.bias)[0].scale == 1.0
+
+
+@chain(B=1, H=2, S=140, T=300, D=64)
+def capped(q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]) -> bf16[B, H, S, D]:
+    return F.softmax(5.0 * F.tanh(q @ k.mT * (0.125 / 5.0))) @ v
+
+
+@needs_emulator
+def test_a_soft_cap_is_right_of_small_and_of_large_scores() -> None:
+    assert plans(capped)[0].tangent
+    report = validate(kernel(capped))
+    assert report.ok, str(report)[:2000]
+
+
+@needs_emulator
+def test_a_polynomial_gives_the_bits_of_the_tanh() -> None:
+    """Of a warp whose scores are all small it is the whole of it, so that a row's bits don't depend on other rows."""
+    made = source(capped, "128x128", Layout())
+    vote = "__all_sync(0xffffffffu, reach < 0.45f)"
+    assert vote in made.text
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 3, n, 64)).astype(bf16.numpy) for n in (140, 300, 300))
+    q[:, 0] *= np.asarray(0.25, bf16.numpy)  # of the first head all scores are small, of the second some of each warp
+    q[:, 2], k[:, 2] = -abs(q[:, 2]), abs(k[:, 2])  # and of the third all are below the polynomial's reach
+    found = []
+    for text in (made.text, made.text.replace(vote, "false"), made.text.replace(vote, "true")):
+        other = replace(made, text=text)
+        run = Kernel(other, None, finding.find(H200, "emulator"), lambda layout, other=other: (other, None))  # type: ignore[misc]
+        found.append(run(q, k, v).view(np.uint16))
+    voted, never, always = found
+    assert (voted == never).all()
+    assert (always[:, 0] == never[:, 0]).all()
+    assert (always[:, 1:] != never[:, 1:]).any((0, 2, 3)).all(), "beyond 0.45 it is no tanh"
+
+
+def test_several_tangents_of_a_score_are_not_voted_on() -> None:
+    assert not plans(capped_twice)[0].tangent
+
+
+@chain(B=1, H=2, S=140, T=300, D=64)
+def capped_twice(q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]) -> bf16[B, H, S, D]:
+    s = q @ k.mT * 0.125
+    return F.softmax(5.0 * F.tanh(s / 5.0) + F.tanh(s)) @ v
+
+
+def test_chains_of_a_row() -> None:
+    """Even and odd columns apart, but where each score has an operand or a tanh of its own."""
+    assert plans(causal)[0].two_chains
+    assert not plans(attentions.bias)[0].two_chains
+    assert not plans(capped)[0].two_chains
 
 
 def test_rows_of_unequal_length_are_mixed() -> None:

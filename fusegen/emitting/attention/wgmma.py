@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fusegen.emitting.attention.spelling import AttentionSpeller
@@ -14,9 +15,10 @@ from fusegen.emitting.attention.wgmma_scores import WgmmaScoresSpeller, segment,
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import asks, float_text
 from fusegen.emitting.hopper import box_functions, wgmma
+from fusegen.emitting.prelude import NEAR_0
 from fusegen.planner.attention.wgmma import WgmmaAttentionPlan
 from fusegen.planner.model import Access, Load, Store
-from fusegen.planner.parts import used_by
+from fusegen.planner.parts import Statement, used_by
 from fusegen.planner.tile import LINE_BYTES
 
 
@@ -47,6 +49,31 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             wgmma("multiply_scores", scores, plan.atom, keys, ", 0, 0", registers=False),
             wgmma("multiply_weights", weights, plan.atom, columns, ", 1", registers=True, always_adds=True),
         ]
+
+    # ---- a tanh of every score
+
+    def near(self) -> Mapping[str, Any]:
+        """The argument of a tanh of every score, and what is made of scores where all of a warp's are small."""
+        plan = self.plan
+        if not plan.tangent:
+            return {}
+        at = next(place for place, s in enumerate(plan.free.body) if s.name == plan.tangent)
+        tanh = plan.free.body[at]
+        (argument,) = tanh.uses
+        wanted: set[str] = {argument}
+        before: list[Statement] = []
+        for s in reversed(plan.free.body[:at]):
+            if s.name in wanted:
+                before.insert(0, s)
+                wanted |= s.uses
+        loads = tuple(load for load in plan.free.loads if load.value in wanted)
+        of = self.element_lines(
+            replace(plan.free, body=tuple(before), loads=loads, value=argument), f"{self.scores}[i]"
+        )
+        small = replace(tanh, op=replace(tanh.op, expr="tangent_near_0({0})"))
+        body = tuple(small if s is tanh else s for s in plan.free.body)
+        lines = self.element_lines(replace(plan.free, body=body), f"{self.scores}[i]")
+        return {"of": of, "value": argument, "asks_col": asks(of, self.col_name), "within": NEAR_0, "lines": lines}
 
     # ---- behind the sums
 
@@ -147,6 +174,7 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
         free = self.element_lines(plan.free, f"{self.scores}[i]") if plan.tests else tested
         if not plan.free.body:
             free = []  # a score is its logit
+        near = self.near()
         weighed = self.weight_words()
         launch_body = self.statements(plan.launch_body)
         ends, key_range, behind = self.ends(), self.key_range(), self.behind()
@@ -205,6 +233,7 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "tested_value": plan.tested.value,
             "free": free,
             "free_value": plan.free.value,
+            "near": near,
             **weighed,
             "asks_col": asks_col,
             "asks_key": plan.tests or any(asks_col.values()),
@@ -212,6 +241,7 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "scale": float_text(scale) if scale != 1 else "",
             "behind": behind,
             "partner": shuffle,
-            "peak_partner": shuffle.format("peaks[r]", "step"),
+            "peaks": f"peaks[{self.slot}][i % 2]" if plan.two_chains else f"peaks[{self.slot}]",
+            "peak_partner": shuffle.format("peak", "step"),
             "summed_partner": shuffle.format("summed[r]", "step"),
         }

@@ -127,6 +127,7 @@ def candidate(
         key_boxes=key_boxes,
         value_boxes=value_boxes,
         stored=stored,
+        tangent=tangent_of(free),
     )
     room = plan.barriers_at + barrier_bytes(tile)
     if room + plan.static_shared_bytes > target.shared_bytes or registers > CONSUMER_REGISTERS[plan.consumers]:
@@ -177,6 +178,12 @@ def factor(s: Statement) -> tuple[float, Value] | None:
         if isinstance(number, Number) and isinstance(value, Value) and 0 < float(number.value) < math.inf:
             return float(number.value), value
     return None
+
+
+def tangent_of(body: ElementBody) -> str:
+    """The name of a body's only tanh, as soft caps have one; empty where there is none, or several."""
+    found = [s.name for s in body.body if s.op.name == "tanh" and isinstance(s.args[0], Value)]
+    return found[0] if len(found) == 1 else ""
 
 
 def is_minus_infinity(arg: object) -> bool:
