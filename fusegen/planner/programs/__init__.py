@@ -34,8 +34,11 @@ WORTH_DEALING = 0.95
 # The same of codes that wgmma's own kernel widens, where estimates of both were within 6 % of what they took: w4a16
 # beside 2048 rows of 8192 x 8192 took 404 us by one kernel, and 358 by two (H200)
 WORTH_UNPACKING = 0.97
-# The same of a product whose K is dealt to parts: estimates of both are of one kind, and parts take a workspace
-WORTH_DEEPENING = 0.8
+# The same of a product whose K is dealt to parts: estimates of both are of one kind, and parts take a workspace. Of
+# 64 x 1024 numbers, K 16384, 20.5 us were expected of two and 22.4 of one, and they took 17.7 and 29.5; of 256 x 1024
+# 27.9 and 30.5, and they took 26.1 and 31.8; of 16 x 4096 42.4 and 40.8, and they took 42 and 39.9 (H200,
+# benchmarks/deep_products.py)
+WORTH_DEEPENING = 0.93
 FEW_STATES = 12  # to look at where one kernel is at hand: a search in full takes longer than compiling
 LONG_STATES = 60  # beside wasteful attention: two cuts are found by then, with a mask between them
 WASTED = 3.5  # times its floor
