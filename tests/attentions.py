@@ -11,7 +11,7 @@ from fusegen.planner.attention.parts import AttentionPlan
 from fusegen.planner.model import Layout
 from fusegen.targets import Target, target
 
-B, G, R, H, S, T, D, E = dims("B G R H S T D E")
+B, G, R, H, S, N, P, L, T, D, E = dims("B G R H S N P L T D E")
 
 
 @chain(B=1, H=2, S=100, T=100, D=32)
@@ -175,6 +175,27 @@ def long_values(
     top = F.maximum(F.max(s), sink)
     e = F.exp(s - top)
     return e @ v / (F.sum(e) + F.exp(sink - top)) * F.sigmoid(gate)
+
+
+# ---- latent attention, whose values are the first columns of the keys
+
+
+@chain(B=2, S=2, H=12, T=2100, D=288, E=256)
+def drafted(q: bf16[B, S, H, D], kv: bf16[B, T, D], length: i32[B, 1, 1]) -> bf16[B, S, H, E]:
+    rows = F.rearrange(q, "b s h d -> b (s h) d")
+    scores = rows @ kv.mT * 0.0625
+    last = length + F.row_index(scores) // 12
+    out = F.softmax(F.where(F.col_index(scores) < last, scores, -inf)) @ kv[..., :E]
+    return F.rearrange(out, "b (s h) e -> b s h e", h=H)
+
+
+@chain(B=2, H=20, N=11, P=9, L=16, D=288, E=256)
+def paged(
+    q: bf16[B, H, D], cache: bf16[N, L, D], table: i32[B, P], length: i32[B, 1, 1],
+) -> bf16[B, H, E]:  # fmt: skip
+    kv = F.rearrange(F.gather(cache, table), "b p l d -> b (p l) d")
+    scores = q @ kv.mT * 0.0625
+    return F.softmax(F.where(F.col_index(scores) < length, scores, -inf)) @ kv[..., :E]
 
 
 WIDE: tuple[Chain, ...] = (long_rows, latent, long_values)

@@ -88,6 +88,7 @@ def speller(plan: Plan) -> Spelling:
     from fusegen.planner.attention.weights_wgmma import WgmmaWeightsPlan
     from fusegen.planner.attention.wgmma import WgmmaAttentionPlan
     from fusegen.planner.attention.wide import WideAttentionPlan
+    from fusegen.planner.attention.wide_wgmma import WideWgmmaAttentionPlan
     from fusegen.planner.products.gemm import GemmPlan
     from fusegen.planner.products.tcgen05 import Tcgen05Plan
     from fusegen.planner.products.wgmma import WgmmaPlan
@@ -96,6 +97,10 @@ def speller(plan: Plan) -> Spelling:
         from fusegen.emitting.attention.wgmma import WgmmaAttentionSpeller
 
         return WgmmaAttentionSpeller(plan)
+    if isinstance(plan, WideWgmmaAttentionPlan):
+        from fusegen.emitting.attention.wide_wgmma import WideWgmmaAttentionSpeller
+
+        return WideWgmmaAttentionSpeller(plan)
     if isinstance(plan, WideAttentionPlan):
         from fusegen.emitting.attention.wide import WideAttentionSpeller
 

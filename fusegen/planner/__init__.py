@@ -98,6 +98,7 @@ RULES: Mapping[str, Rule] = {
     "attention": for_attention("attention", "rule"),
     "attention_wgmma": for_attention("attention_wgmma", "wgmma_rule"),
     "attention_wide": for_attention("attention_wide", "wide_rule"),
+    "attention_wide_wgmma": for_attention("attention_wide_wgmma", "wide_wgmma_rule"),
     "gemm": for_products("gemm", "mma_rule"), "wgmma": for_products("wgmma", "wgmma_rule"),
     "wgmma_codes": for_products("wgmma_codes", "wgmma_codes"),
     "tcgen05": for_products("tcgen05", "tcgen05_rule"),

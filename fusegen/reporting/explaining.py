@@ -19,6 +19,7 @@ from fusegen.planner.attention.parts import AttentionPlan, ScoresPlan
 from fusegen.planner.attention.recognition import Scored, recognized
 from fusegen.planner.attention.weights import WeightsPlan
 from fusegen.planner.attention.wide import WideAttentionPlan
+from fusegen.planner.attention.wide_wgmma import WideWgmmaAttentionPlan
 from fusegen.planner.attention.written import written_weights
 from fusegen.planner.columns.plan import ColumnsPlan
 from fusegen.planner.model import Access, Candidates, Plan, RowPlan, Value
@@ -146,10 +147,13 @@ def attention(plan: AttentionPlan) -> list[str]:
     where = "from the registers of the scores"
     if isinstance(plan, WideAttentionPlan):
         where = "put together in shared memory by the warps that share its rows, each with some columns of the values"
+    if isinstance(plan, WideWgmmaAttentionPlan):
+        where = "made of every other tile by each of two warpgroups, which multiply it by half of the columns each"
     product = f"{names[found.product]} = {names[found.weights]} @ {found.value.name}, the left factor {where}"
     pivot = f"the sums are brought to {names[found.pivot]}, which the chain subtracts, behind the last tile"
     lines = [*scores(plan, found), product, *([] if found.plain_pivot else [pivot])]
-    if isinstance(plan, WideAttentionPlan) and plan.shared and found.value is not found.key:
+    shared = isinstance(plan, WideWgmmaAttentionPlan) or (isinstance(plan, WideAttentionPlan) and plan.shared)
+    if shared and found.value is not found.key:
         lines.append(f"{found.value.name} is the first columns of {found.key.name}: a tile is brought once for both")
     return lines + masked(plan, "are neither read nor multiplied")
 

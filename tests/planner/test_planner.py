@@ -453,6 +453,7 @@ def test_refusals_speak_the_users_words() -> None:
         "attention",
         "attention_wgmma",
         "attention_wide",
+        "attention_wide_wgmma",
     ]
     rules += ["gemm", "wgmma", "wgmma_codes", "tcgen05", "weights", "weights_wgmma"]
     assert [r.rule for r in found.refusals] == rules

@@ -12,6 +12,7 @@ from tests import (
     attention_mutations,
     attention_wgmma_mutations,
     attention_wide_mutations,
+    attention_wide_wgmma_mutations,
     gemm_mutations,
     mutations,
     rdna_mutations,
@@ -25,6 +26,7 @@ LISTS = {
     "attention": attention_mutations.MUTATIONS,
     "attention by wgmma": attention_wgmma_mutations.MUTATIONS,
     "wide attention": attention_wide_mutations.MUTATIONS,
+    "wide attention by wgmma": attention_wide_wgmma_mutations.MUTATIONS,
     "written weights": weights_mutations.MUTATIONS,
     "RDNA": (*rdna_mutations.MUTATIONS, *rdna_mutations.PRODUCT_MUTATIONS, *rdna_mutations.ATTENTION_MUTATIONS),
 }

@@ -6,6 +6,7 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,16 +17,25 @@ from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import asks, float_text
 from fusegen.emitting.hopper import box_functions, wgmma
 from fusegen.emitting.prelude import NEAR_0
-from fusegen.planner.attention.wgmma import WgmmaAttentionPlan
+from fusegen.planner.attention.wgmma import ChainedWgmmaPlan, WgmmaAttentionPlan
 from fusegen.planner.model import Access, Load, Store
 from fusegen.planner.parts import Statement, used_by
 from fusegen.planner.tile import LINE_BYTES
 
 
-class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
-    """The words of one plan; `context()` is what the template sees."""
+class ChainedWgmmaSpeller(WgmmaScoresSpeller, AttentionSpeller):
+    """What both templates of attention by wgmma share; `context()` is what they see."""
 
-    plan: WgmmaAttentionPlan
+    plan: ChainedWgmmaPlan
+    writes_row = "inside && lane % 4 == 0"  # the test for one thread of those that have a row
+
+    @abstractmethod
+    def brought(self) -> dict[str, Any]:
+        """What the producer copies, and where the numbers of its pages are read."""
+
+    @abstractmethod
+    def multiplies(self) -> list[Mapping[str, Any]]:
+        """Functions of one wgmma each."""
 
     # ---- boxes
 
@@ -36,18 +46,6 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
         return [
             f"store_box({found.name}_map, staging{segment('query_segment', s)}, {self.coordinates(found, s, line)});"
             for s in range(found.segments)
-        ]
-
-    # ---- instructions
-
-    def multiplies(self) -> list[Mapping[str, Any]]:
-        plan = self.plan
-        keys, columns = plan.tile.keys, plan.value.padded
-        scores = f"scores of 64 queries and {keys} keys: queries @ keys^T, 16 along K, added or put in their place"
-        weights = f"sums of 64 queries and {columns} columns += weights @ values, 16 keys; weights come from registers"
-        return [
-            wgmma("multiply_scores", scores, plan.atom, keys, ", 0, 0", registers=False),
-            wgmma("multiply_weights", weights, plan.atom, columns, ", 1", registers=True, always_adds=True),
         ]
 
     # ---- a tanh of every score
@@ -95,8 +93,7 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             row.append(f"const float {behind.total} = summed[r]{' * brought' if behind.pivot else ''};")
         row += self.statements(behind.row_body)
         row += [
-            f"if (inside && lane % 4 == 0) *({self.at(store.access)}) = {self.stored(store)};"
-            for store in behind.row_stores
+            f"if ({self.writes_row}) *({self.at(store.access)}) = {self.stored(store)};" for store in behind.row_stores
         ]
         boxed = [s for s in behind.stores if s.access.tensor in plan.stored]
         apart = [s for s in behind.stores if s.access.tensor not in plan.stored]
@@ -141,30 +138,6 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
 
     # ---- all of it
 
-    def sizes(self) -> list[str]:
-        plan, t = self.plan, self.plan.tile
-        staging = "values_at + stages * value_bytes" if plan.staging_at else "0"
-        return [
-            "// queries of a block, keys of a tile, and all keys",
-            f"constexpr int tile_rows = {t.rows}, tile_keys = {t.keys}, keys = {plan.keys}, stages = {t.stages};",
-            *self.dealing(),
-            f"constexpr int warpgroup = 128, consumers = {plan.consumers};  // threads, and warpgroups"
-            if plan.consumers > 1 or plan.stored
-            else "constexpr int warpgroup = 128;  // threads",
-            "// bytes of a line of shared memory, of 64 columns of a tile's lines, and of all of them",
-            f"constexpr int line_bytes = {LINE_BYTES};",
-            "constexpr int query_segment = tile_rows * line_bytes, key_segment = tile_keys * line_bytes;",
-            "constexpr int value_segment = tile_keys * line_bytes;",
-            f"constexpr int query_bytes = {times(plan.query_boxes)}query_segment, "
-            f"key_bytes = {times(plan.key_boxes)}key_segment;",
-            f"constexpr int value_bytes = {times(plan.value_boxes)}value_segment;",
-            "// bytes from the queries, which come first, to the keys, the values, and what lies behind them",
-            "constexpr int keys_at = query_bytes, values_at = keys_at + stages * key_bytes;",
-            *([f"constexpr int staging_at = {staging};"] if plan.stored else []),
-            f"constexpr int barriers_at = {plan.barriers_at};",
-            *self.box_sizes(),
-        ]
-
     def context(self) -> dict[str, Any]:
         plan = self.plan
         self.pairs.add(f"pair_{plan.dtype.name}")
@@ -184,12 +157,7 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             for name, lines in (("tested", tested), ("free", free), ("weight", weighed["weight"]))
         }
         scale = plan.scale * (1.0 if plan.base_2 else math.log2(math.e))
-        staged = {what: f"{what}s_ring + stage * {what}_bytes" for what in ("key", "value")}
-        copies = {
-            "query": self.copies(plan.query_boxes, "query", "queries", "queries_full", "static_cast<int>(row0)"),
-            "key": self.copies(plan.key_boxes, "key", staged["key"], "keys_full + 8 * stage", "key0"),
-            "value": self.copies(plan.value_boxes, "value", staged["value"], "values_full + 8 * stage", "key0"),
-        }
+        brought = self.brought()
         shuffle = self.spelling.shuffle_xor
         return {
             **self.frame(plan),
@@ -204,11 +172,7 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "key_range": key_range,
             "stride": self.stride,
             "met": len(self.named_ends(plan.ends)) if plan.meets else 0,
-            "copies": copies,
-            "named_pages": {
-                "key": self.named_pages(plan.key_boxes, "key"),
-                "value": self.named_pages(plan.value_boxes, "value"),
-            },
+            **brought,
             "box_functions": box_functions(self.moved),
             "boxes": bool(behind["boxes"]),
             "multiplies": self.multiplies(),
@@ -245,3 +209,58 @@ class WgmmaAttentionSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "peak_partner": shuffle.format("peak", "step"),
             "summed_partner": shuffle.format("summed[r]", "step"),
         }
+
+
+class WgmmaAttentionSpeller(ChainedWgmmaSpeller):
+    """The words of one plan whose warpgroups have rows of their own."""
+
+    plan: WgmmaAttentionPlan
+
+    def brought(self) -> dict[str, Any]:
+        plan = self.plan
+        staged = {what: f"{what}s_ring + stage * {what}_bytes" for what in ("key", "value")}
+        return {
+            "copies": {
+                "query": self.copies(plan.query_boxes, "query", "queries", "queries_full", "static_cast<int>(row0)"),
+                "key": self.copies(plan.key_boxes, "key", staged["key"], "keys_full + 8 * stage", "key0"),
+                "value": self.copies(plan.value_boxes, "value", staged["value"], "values_full + 8 * stage", "key0"),
+            },
+            "named_pages": {
+                "key": self.named_pages(plan.key_boxes, "key"),
+                "value": self.named_pages(plan.value_boxes, "value"),
+            },
+        }
+
+    def multiplies(self) -> list[Mapping[str, Any]]:
+        plan = self.plan
+        keys, columns = plan.tile.keys, plan.value.padded
+        scores = f"scores of 64 queries and {keys} keys: queries @ keys^T, 16 along K, added or put in their place"
+        weights = f"sums of 64 queries and {columns} columns += weights @ values, 16 keys; weights come from registers"
+        return [
+            wgmma("multiply_scores", scores, plan.atom, keys, ", 0, 0", registers=False),
+            wgmma("multiply_weights", weights, plan.atom, columns, ", 1", registers=True, always_adds=True),
+        ]
+
+    def sizes(self) -> list[str]:
+        plan, t = self.plan, self.plan.tile
+        staging = "values_at + stages * value_bytes" if plan.staging_at else "0"
+        return [
+            "// queries of a block, keys of a tile, and all keys",
+            f"constexpr int tile_rows = {t.rows}, tile_keys = {t.keys}, keys = {plan.keys}, stages = {t.stages};",
+            *self.dealing(),
+            f"constexpr int warpgroup = 128, consumers = {plan.consumers};  // threads, and warpgroups"
+            if plan.consumers > 1 or plan.stored
+            else "constexpr int warpgroup = 128;  // threads",
+            "// bytes of a line of shared memory, of 64 columns of a tile's lines, and of all of them",
+            f"constexpr int line_bytes = {LINE_BYTES};",
+            "constexpr int query_segment = tile_rows * line_bytes, key_segment = tile_keys * line_bytes;",
+            "constexpr int value_segment = tile_keys * line_bytes;",
+            f"constexpr int query_bytes = {times(plan.query_boxes)}query_segment, "
+            f"key_bytes = {times(plan.key_boxes)}key_segment;",
+            f"constexpr int value_bytes = {times(plan.value_boxes)}value_segment;",
+            "// bytes from the queries, which come first, to the keys, the values, and what lies behind them",
+            "constexpr int keys_at = query_bytes, values_at = keys_at + stages * key_bytes;",
+            *([f"constexpr int staging_at = {staging};"] if plan.stored else []),
+            f"constexpr int barriers_at = {plan.barriers_at};",
+            *self.box_sizes(),
+        ]

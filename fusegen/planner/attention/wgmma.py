@@ -146,10 +146,9 @@ class WgmmaScoresPlan(ScoresPlan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WgmmaAttentionPlan(WgmmaScoresPlan, AttentionPlan):
-    """Attention by wgmma."""
+class ChainedWgmmaPlan(WgmmaScoresPlan, AttentionPlan):
+    """Attention whose products are both by wgmma."""
 
-    value_boxes: Boxes
     tangent: str = ""  # a tanh of each score, by a polynomial alone where all scores of a warp's tile are small
 
     @property
@@ -160,6 +159,18 @@ class WgmmaAttentionPlan(WgmmaScoresPlan, AttentionPlan):
         64 heads of 128, S = 4096, causal: 453 us so, 475 in one chain; all keys of 32 heads 409 and 421. It loses where
         each score has more of its own to do: 684 and 677 us with a bias, 543 and 536 with a soft cap (H200)."""
         return not self.tangent and not self.tested.loads
+
+    @property
+    @abstractmethod
+    def sums_each(self) -> int:
+        """Sums of the result that a thread holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WgmmaAttentionPlan(ChainedWgmmaPlan):
+    """Attention by wgmma, whose warpgroups have rows of their own."""
+
+    value_boxes: Boxes
 
     @property
     def takes_turns(self) -> bool:

@@ -47,7 +47,7 @@ WASTED = 3.5  # times its floor
 def is_wasteful(plan: Plan) -> bool:
     """Is it attention of long rows of which few queries share keys? Blocks are many then, each reads all keys, and
     products apart may take less."""
-    return plan.rule == "attention_wide" and plan.cost.time_us > WASTED * plan.cost.floor_us
+    return plan.rule.startswith("attention_wide") and plan.cost.time_us > WASTED * plan.cost.floor_us
 
 
 def kernels_of(graph: Graph, target: Target) -> tuple[Candidates, ProgramPlan | None]:

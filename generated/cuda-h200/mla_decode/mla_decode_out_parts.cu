@@ -4,9 +4,10 @@
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
 // views    kv_offset_0 is kv[..., :E]
-// tile     32 queries a block of 4 warps, 2 for each 16, tiles of 32 keys, dealt to 8 blocks by turns,
-//          whose first columns are the values, the next tile copied meanwhile; of keys behind the last
-//          that a block's rows need, none are read; conditions are tested in tiles that an end cuts
+// tile     64 queries of two warpgroups, each with half of the columns and the scores of every other
+//          tile, tiles of 64 keys, dealt to 8 blocks by turns, whose first columns are the values, a
+//          producer 2 tiles ahead; of keys behind the last that a block's rows need, none are read;
+//          conditions are tested in tiles that an end cuts
 // traffic  93.5 MB moved, 93.5 MB ideal, 227.7 MB with products apart, 295.0 MB unfused in 6 launches
 // floor    19.5 us at 4.8 TB/s; memory-bound at 195.18 flop/B
 // rounding e, before it is divided by its row's sum, to bf16 where it meets kv_offset_0; f32 between
@@ -26,12 +27,6 @@ template <typename T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
-
-// the vector at p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load(const T* p) {
-  return *reinterpret_cast<const Vec<T, N>*>(p);
-}
 
 // the vector to p, which is aligned to it
 template <int N, typename T>
@@ -54,90 +49,236 @@ __device__ __forceinline__ float power_of_2(float x) {
 }
 
 // queries of a block, keys of a tile, and all keys
-constexpr int tile_rows = 32, tile_keys = 32, keys = 8192, threads = 128;
-// warps that share 16 queries, and what each of them has: keys of a tile, and columns of the values
-constexpr int beside = 2, warp_keys = 16, warp_columns = 256;
+constexpr int tile_rows = 64, tile_keys = 64, keys = 8192, stages = 2;
 // blocks that share a row's keys, and from one tile of a block to its next
 constexpr int parts = 8, next_tile = parts * tile_keys;
-constexpr int q_chunks = 72, kv_chunks = 72;  // 16 bytes each, of a line
-// elements from one line in shared memory to the next, an odd number of 16 bytes: what is read at once
-// of 8 lines lies in different banks
-constexpr int q_pitch = 584, kv_pitch = 584, weights_pitch = 40;
-constexpr int kv_offset_0_at = 0, kv_offset_0_pitch = kv_pitch, stage_elements = 18688;  // values are columns of keys; and to the next stage
-constexpr int stage_bytes = 2 * stage_elements;
-constexpr int q_at = 37376;
-constexpr int weights_at = 56064, told_at = 114688;  // halves, and bytes
-// columns of sums in shared memory at a time, and floats of a row of them
-constexpr int columns_at_once = 128, sums_stride = 132;
+constexpr int warpgroup = 128;  // threads
+// 64 columns each: of a row of queries or keys, of one of values, and of a warpgroup's half of these
+constexpr int key_segments = 9, value_segments = 8;
+constexpr int own_segments = value_segments / 2, own_columns = own_segments * 64;
+// bytes of a line of shared memory, of 64 columns of a tile's lines, and of all of them
+constexpr int line_bytes = 128;
+constexpr int query_segment = tile_rows * line_bytes, key_segment = tile_keys * line_bytes;
+constexpr int query_bytes = 9 * query_segment, key_bytes = key_segments * key_segment;
+// bytes from the queries, which come first, to the keys, what warpgroups tell each other, and barriers
+constexpr int keys_at = query_bytes;
+constexpr int told_at = 221184, barriers_at = 222720;
+// to the first consumer's weights, in the place of columns that are no values, and on to the other's
+constexpr int weights_at = keys_at + value_segments * key_segment, next_weights = key_bytes;
 
 // the nearest to `key` of the keys, or the end behind them
 __device__ __forceinline__ int within_keys(long long key) {
   return key < 0 ? 0 : key < keys ? static_cast<int>(key) : keys;
 }
 
-// 8 elements on their way from global to shared memory, Width with each copy; zeros where `count` is 0
-template <int Width, typename T>
-__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
-  if constexpr (Width == 8) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-        :: "r"(to), "l"(from), "r"(count * 2) : "memory");
-  } else {
-    #pragma unroll
-    for (int j = 0; j < 8; j += Width) {
-      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
-      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-          :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
-    }
-  }
+// how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
+struct alignas(64) CUtensorMap {
+  unsigned long long opaque[16];
+};
+
+__device__ __forceinline__ void start_barrier(unsigned barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
 
-// the copies since the last call become one group
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
+// waits for the end of the phase with that parity
+__device__ __forceinline__ void wait_at(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}\n"
+      :: "r"(barrier), "r"(parity) : "memory");
 }
 
-// waits for the thread's own groups, all but the last Pending
-template <int Pending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
+__device__ __forceinline__ void arrive_at(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 
-// v of the thread whose lane differs in the bits of step
-__device__ __forceinline__ float partner(float v, int step) {
-  return __shfl_xor_sync(0xffffffffu, v, step);
+// arrives, and lets the phase end when so many bytes are there as well
+__device__ __forceinline__ void expect_bytes(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
 
-// four matrices of 8 x 16 bytes, from the rows whose places the lanes give
-__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+// the box of a tensor at x, y, z on its way to shared memory; beyond the tensor it is zeros
+__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
 }
 
-// the same, transposed on the way
-__device__ __forceinline__ void load_matrices_across(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+// four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
+__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // two numbers, rounded, in one register
-__device__ __forceinline__ unsigned rounded_pair(float low, float high) {
+__device__ __forceinline__ unsigned rounded_pair_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const unsigned&>(pair);
 }
 
-// sums += left right, 16 rows by 8 columns
-__device__ __forceinline__ void multiply_add(
-    float (&sums)[4], const unsigned (&left)[4], unsigned right_0, unsigned right_1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right_0), "r"(right_1));
+// what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
+__device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
+  constexpr unsigned address_bits = 0x3ffff;
+  return layout | (address & address_bits) >> 4;
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+// scores of 64 queries and 64 keys: queries @ keys^T, 16 along K, added or put in their place
+__device__ __forceinline__ void multiply_scores(
+    float (&sums)[32], unsigned long long left, unsigned long long right, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, %32, %33, add, 1, 1, 0, 0;\n"
+      "}\n"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+        "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+        "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31])
+      : "l"(left), "l"(right), "r"(static_cast<int>(add)));
+}
+
+// sums of 64 queries and 256 columns += weights @ values, 16 keys; weights come from registers
+__device__ __forceinline__ void multiply_weights(
+    float (&sums)[128], const unsigned (&left)[4], unsigned long long right) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, 1, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, {%128, %129, %130, %131}, %132, add, 1, 1, 1;\n"
+      "}\n"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+        "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+        "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
+        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
+        "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
+        "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
+        "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
+        "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
+        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
+        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63]),
+        "+f"(sums[64]), "+f"(sums[65]), "+f"(sums[66]), "+f"(sums[67]),
+        "+f"(sums[68]), "+f"(sums[69]), "+f"(sums[70]), "+f"(sums[71]),
+        "+f"(sums[72]), "+f"(sums[73]), "+f"(sums[74]), "+f"(sums[75]),
+        "+f"(sums[76]), "+f"(sums[77]), "+f"(sums[78]), "+f"(sums[79]),
+        "+f"(sums[80]), "+f"(sums[81]), "+f"(sums[82]), "+f"(sums[83]),
+        "+f"(sums[84]), "+f"(sums[85]), "+f"(sums[86]), "+f"(sums[87]),
+        "+f"(sums[88]), "+f"(sums[89]), "+f"(sums[90]), "+f"(sums[91]),
+        "+f"(sums[92]), "+f"(sums[93]), "+f"(sums[94]), "+f"(sums[95]),
+        "+f"(sums[96]), "+f"(sums[97]), "+f"(sums[98]), "+f"(sums[99]),
+        "+f"(sums[100]), "+f"(sums[101]), "+f"(sums[102]), "+f"(sums[103]),
+        "+f"(sums[104]), "+f"(sums[105]), "+f"(sums[106]), "+f"(sums[107]),
+        "+f"(sums[108]), "+f"(sums[109]), "+f"(sums[110]), "+f"(sums[111]),
+        "+f"(sums[112]), "+f"(sums[113]), "+f"(sums[114]), "+f"(sums[115]),
+        "+f"(sums[116]), "+f"(sums[117]), "+f"(sums[118]), "+f"(sums[119]),
+        "+f"(sums[120]), "+f"(sums[121]), "+f"(sums[122]), "+f"(sums[123]),
+        "+f"(sums[124]), "+f"(sums[125]), "+f"(sums[126]), "+f"(sums[127])
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right));
+}
+
+// the same by weights of the other warpgroup, in shared memory
+__device__ __forceinline__ void multiply_told(
+    float (&sums)[128], unsigned long long left, unsigned long long right) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, 1, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, %128, %129, add, 1, 1, 0, 1;\n"
+      "}\n"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+        "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+        "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
+        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
+        "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
+        "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
+        "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
+        "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
+        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
+        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63]),
+        "+f"(sums[64]), "+f"(sums[65]), "+f"(sums[66]), "+f"(sums[67]),
+        "+f"(sums[68]), "+f"(sums[69]), "+f"(sums[70]), "+f"(sums[71]),
+        "+f"(sums[72]), "+f"(sums[73]), "+f"(sums[74]), "+f"(sums[75]),
+        "+f"(sums[76]), "+f"(sums[77]), "+f"(sums[78]), "+f"(sums[79]),
+        "+f"(sums[80]), "+f"(sums[81]), "+f"(sums[82]), "+f"(sums[83]),
+        "+f"(sums[84]), "+f"(sums[85]), "+f"(sums[86]), "+f"(sums[87]),
+        "+f"(sums[88]), "+f"(sums[89]), "+f"(sums[90]), "+f"(sums[91]),
+        "+f"(sums[92]), "+f"(sums[93]), "+f"(sums[94]), "+f"(sums[95]),
+        "+f"(sums[96]), "+f"(sums[97]), "+f"(sums[98]), "+f"(sums[99]),
+        "+f"(sums[100]), "+f"(sums[101]), "+f"(sums[102]), "+f"(sums[103]),
+        "+f"(sums[104]), "+f"(sums[105]), "+f"(sums[106]), "+f"(sums[107]),
+        "+f"(sums[108]), "+f"(sums[109]), "+f"(sums[110]), "+f"(sums[111]),
+        "+f"(sums[112]), "+f"(sums[113]), "+f"(sums[114]), "+f"(sums[115]),
+        "+f"(sums[116]), "+f"(sums[117]), "+f"(sums[118]), "+f"(sums[119]),
+        "+f"(sums[120]), "+f"(sums[121]), "+f"(sums[122]), "+f"(sums[123]),
+        "+f"(sums[124]), "+f"(sums[125]), "+f"(sums[126]), "+f"(sums[127])
+      : "l"(left), "l"(right));
+}
+
+// no instruction, but what uses these registers stays behind it, or before it: the compiler doesn't know that wgmma reads
+// and writes them meanwhile
+template <int Count>
+__device__ __forceinline__ void fence_floats(float (&held)[Count]) {
+  #pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(held[i]) :: "memory");
+}
+
+template <int Count>
+__device__ __forceinline__ void fence_words(unsigned (&held)[Count]) {
+  #pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+r"(held[i]) :: "memory");
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
 mla_decode_out_parts(
-    const __nv_bfloat16* __restrict__ q_ptr,
-    const __nv_bfloat16* __restrict__ kv_ptr,
+    const __grid_constant__ CUtensorMap q_map,
+    const __grid_constant__ CUtensorMap kv_map,
     const __nv_bfloat16* __restrict__ kv_offset_0_ptr,
     const int* __restrict__ length_ptr,
     float* __restrict__ out_parts_ptr,
@@ -146,10 +287,6 @@ mla_decode_out_parts(
     long long axis0_size,
     long long B_size,
     long long H_size,
-    long long q_stride_B,
-    long long q_stride_H,
-    long long kv_stride_B,
-    long long kv_ld,
     long long length_stride_B,
     long long out_parts_stride_axis0,
     long long out_parts_stride_B,
@@ -162,11 +299,21 @@ mla_decode_out_parts(
     long long sum_of_exps_parts_stride_H)
 {
   asm volatile("griddepcontrol.launch_dependents;");  // the next kernel may begin, once all blocks of this one run
-  extern __shared__ __align__(128) unsigned char shared[];
-  const int lane = threadIdx.x % 32, side = threadIdx.x / 32 % beside;
-  const int warp_row = threadIdx.x / 32 / beside * 16;  // the warp's first of the tile
-  const int warp_key = side * warp_keys, warp_col = side * warp_columns;
-  float* const told = reinterpret_cast<float*>(shared + told_at);
+  // the queries, 2 tiles of keys, what the two consumers tell each other of rows, and the barriers that tell when
+  // 64 columns of a tile are there and when the place of half of its values is free
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const unsigned queries = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const unsigned keys_ring = queries + keys_at;
+  const unsigned queries_full = queries + barriers_at;
+  const unsigned keys_full = queries_full + 8, keys_empty = keys_full + 8 * stages * key_segments;
+  if (threadIdx.x == 0) {
+    start_barrier(queries_full, 1);
+    for (int n = 0; n < stages * key_segments; ++n) start_barrier(keys_full + 8 * n, 1);
+    for (int n = 0; n < stages * 2; ++n) start_barrier(keys_empty + 8 * n, 4);  // warps that multiply the half
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  const int lane = threadIdx.x % 32;
   const long long rows = H_size;
   const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
   const long long axis0_at = blockIdx.x / tiles_down / B_size;
@@ -185,223 +332,282 @@ mla_decode_out_parts(
   const int first_key = static_cast<int>(axis0_at) * tile_keys;
   const int end_key = within_keys(ends.end);
   const int free_end = within_keys(ends.free_end);
+  const int tiles = end_key > first_key ? (end_key - first_key + next_tile - 1) / next_tile : 0;  // of keys
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; the others: consumers
 
-  // what the thread brings of queries, and of each tile of keys and values
-  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  const __nv_bfloat16* const q_from = q_ptr + B_at * q_stride_B + row0 * q_stride_H;
-  const __nv_bfloat16* const kv_from = kv_ptr + B_at * kv_stride_B;
-  const auto copy_tile = [&](int key0, int stage) {
-    #pragma unroll
-    for (int v = 0; v < 18; ++v) {
-      const int chunk = v * threads + threadIdx.x, line = chunk / kv_chunks, at = chunk % kv_chunks * 8;
-      copy_chunk<8>(ring_at + (line * kv_pitch + at) * 2 + stage * stage_bytes, kv_from + (key0 + line) * kv_ld + at,
-          8);
-    }
-    commit_copies();
-  };
-
-  // the queries, which all tiles of keys are multiplied with
-  #pragma unroll
-  for (int v = 0; v < 18; ++v) {
-    const int chunk = v * threads + threadIdx.x, line = chunk / q_chunks, at = chunk % q_chunks * 8;
-    copy_chunk<8>(ring_at + (q_at + line * q_pitch + at) * 2, q_from + line * q_stride_H + at,
-        line < rows_here ? 8 : 0);
-  }
-  if (first_key < end_key) copy_tile(first_key, 0);
-  commit_copies();
-
-  // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
-  float largest[2], pivots[2], summed[2];
-  int length_here[2];
-  #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    largest[r] = -INFINITY;
-    pivots[r] = 0.0f;
-    summed[r] = 0.0f;
-    const int length = *(length_ptr + B_at * length_stride_B);
-    length_here[r] = length;
-  }
-  wait_copies<0>();
-  __syncthreads();
-  const unsigned q_lane = ring_at + (q_at + (warp_row + lane % 16) * q_pitch + lane / 16 * 8) * 2;
-  const unsigned kv_lane = ring_at + ((warp_key + lane % 8 + lane / 16 * 8) * kv_pitch + lane / 8 % 2 * 8) * 2;
-  const unsigned kv_offset_0_lane = ring_at + (kv_offset_0_at + lane % 16 * kv_offset_0_pitch + warp_col + lane / 16 * 8) * 2;
-  // where the lane puts its weights, and where it takes those of the warp's rows from
-  __nv_bfloat16* const weights_to = ring + weights_at + (warp_row + lane / 4) * weights_pitch + warp_key + lane % 4 * 2;
-  const unsigned weights_lane = ring_at + (weights_at + (warp_row + lane % 16) * weights_pitch + lane / 16 * 8) * 2;
-  float e_times_kv_offset_0_sums[32][4] = {};
-
-  for (int tile_key = first_key, tile = 0; tile_key < end_key; tile_key += next_tile, ++tile) {
-    const int stage = tile % 2;
-    wait_copies<0>();
-    __syncthreads();
-    if (tile_key + next_tile < end_key) {  // the next tile, while this one is multiplied
-      copy_tile(tile_key + next_tile, (tile + 1) % 2);
-    }
-    const int key0 = tile_key + warp_key;  // the warp's first
-
-    // a warp's 16 queries times the warp's keys of the tile
-    float matmul_sums[2][4] = {};
-    #pragma unroll
-    for (int k = 0; k < 36; ++k) {
-      unsigned q_part[4];
-      load_matrices(q_part, q_lane + k * 32);
-      {
-        unsigned kv_part[4];
-        load_matrices(kv_part, kv_lane + stage * stage_bytes + k * 32);
-        multiply_add(matmul_sums[0], q_part, kv_part[0], kv_part[1]);
-        multiply_add(matmul_sums[1], q_part, kv_part[2], kv_part[3]);
-      }
-    }
-
-    // scores become logits, and the largest of a row is found among those of all lanes that share it
-    float peaks[2];
-    #pragma unroll
-    for (int r = 0; r < 2; ++r) peaks[r] = largest[r];
-    if (key0 + warp_keys <= free_end) {
-      #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float matmul = matmul_sums[n][i];
-          const float scores = matmul * 0.07216878f;
-          matmul_sums[n][i] = scores;
-          peaks[i / 2] = larger(peaks[i / 2], matmul_sums[n][i]);
+  if (role == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      expect_bytes(queries_full, query_bytes);
+      copy_box(queries, q_map, queries_full, 0, static_cast<int>(row0), static_cast<int>(B_at));
+      copy_box(queries + query_segment, q_map, queries_full, 64, static_cast<int>(row0), static_cast<int>(B_at));
+      copy_box(queries + 2 * query_segment, q_map, queries_full, 128, static_cast<int>(row0), static_cast<int>(B_at));
+      copy_box(queries + 3 * query_segment, q_map, queries_full, 192, static_cast<int>(row0), static_cast<int>(B_at));
+      copy_box(queries + 4 * query_segment, q_map, queries_full, 256, static_cast<int>(row0), static_cast<int>(B_at));
+      copy_box(queries + 5 * query_segment, q_map, queries_full, 320, static_cast<int>(row0), static_cast<int>(B_at));
+      copy_box(queries + 6 * query_segment, q_map, queries_full, 384, static_cast<int>(row0), static_cast<int>(B_at));
+      copy_box(queries + 7 * query_segment, q_map, queries_full, 448, static_cast<int>(row0), static_cast<int>(B_at));
+      copy_box(queries + 8 * query_segment, q_map, queries_full, 512, static_cast<int>(row0), static_cast<int>(B_at));
+      for (int tile = 0; tile < tiles; ++tile) {
+        const int stage = tile % stages;  // and the consumer that makes its scores, whose half of the values is free first
+        const unsigned parity = tile / stages % 2 ^ 1;  // of an empty stage
+        const int key0 = first_key + tile * next_tile;
+        for (int n = 0; n < key_segments; ++n) {
+          const int segment = n < value_segments ? (n + stage * own_segments) % value_segments : n;
+          const unsigned arrived = keys_full + 8 * (stage * key_segments + segment);
+          if (n < value_segments && n % own_segments == 0) {
+            wait_at(keys_empty + 8 * (stage * 2 + segment / own_segments), parity);
+          }
+          expect_bytes(arrived, key_segment);
+          copy_box(keys_ring + stage * key_bytes + segment * key_segment, kv_map, arrived, segment * 64, key0, static_cast<int>(B_at));
         }
       }
-    } else {
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    // which of the consumers this is: it makes the weights of every other tile, and has sums of half of the columns
+    const int own = role - 1;
+    const int warp_row = threadIdx.x / 32 % 4 * 16;  // the warp's first row of the tile
+    // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
+    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
+    constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
+    constexpr unsigned long long segments = key_segment / 16ull << 16;  // from 64 elements of a line to the next 64
+    // its own tiles and the other consumer's, and where its half of the values is in them
+    const unsigned own_tile = keys_ring + own * key_bytes, other_tile = keys_ring + (1 - own) * key_bytes;
+    const unsigned half = own * own_segments * key_segment;
+    const unsigned own_empty = keys_empty + 8 * (own * 2 + own), other_empty = keys_empty + 8 * ((1 - own) * 2 + own);
+    const unsigned long long queries_lie = describe(swizzle_128 | eight_lines, queries);
+    const unsigned long long keys_lie = describe(swizzle_128 | eight_lines, own_tile);
+    const unsigned long long values_lie = describe(swizzle_128 | eight_lines | segments, own_tile + half);
+    const unsigned long long other_weights = describe(swizzle_128 | eight_lines, queries + weights_at + (1 - own) * next_weights);
+    const unsigned long long other_values = describe(swizzle_128 | eight_lines | segments, other_tile + half);
+    // what a consumer tells the other of each row: the largest logit so far, by how much that made sums shrink, and at last
+    // its sum of exponentials
+    float* const told_largest = reinterpret_cast<float*>(shared + told_at);
+    float* const told_shrinks = told_largest + 2 * tile_rows;
+    float* const told_summed = told_shrinks + 2 * tile_rows;
+
+    // for each of the thread's two rows: the largest logit so far, and sums of exponentials against it
+    float largest[2], pivots[2], summed[2], shrinks[2];
+    int length_here[2];
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      largest[r] = -INFINITY;
+      pivots[r] = 0.0f;
+      summed[r] = 0.0f;
+      const int length = *(length_ptr + B_at * length_stride_B);
+      length_here[r] = length;
+    }
+    float matmul_sums[32];  // of 64 queries and the tile's keys: queries @ keys^T, then logits, then weights
+    unsigned weights[16];  // rounded, two in a register: as wgmma takes them
+    float e_times_kv_offset_0_sums[128] = {};  // weights @ values, of its half of the columns
+
+    // asks for the scores of one of its own tiles, 64 columns at a time as they arrive
+    const auto multiply_keys = [&](int tile) {
+      fence_floats(matmul_sums);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
       #pragma unroll
-      for (int n = 0; n < 2; ++n) {
+      for (int n = 0; n < key_segments; ++n) {
+        // first its own half of the columns that are values, then the other half, then the columns behind these
+        const int side = n < own_segments ? own : n < value_segments ? 1 - own : 0;
+        const int segment = side * own_segments + (n < value_segments ? n % own_segments : n);
+        wait_at(keys_full + 8 * (own * key_segments + segment), tile / stages % 2);
         #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int col_index = key0 + n * 8 + lane % 4 * 2 + i % 2;
-          const float matmul = matmul_sums[n][i];
-          const int length = length_here[i / 2];
-          const float scores = matmul * 0.07216878f;
+        for (int k = 0; k < 4; ++k) {
+          multiply_scores(
+              matmul_sums, queries_lie + segment * (query_segment / 16) + k * 2, keys_lie + segment * (key_segment / 16) + k * 2,
+              n != 0 || k != 0);
+        }
+      }
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    };
+
+    // adds weights @ values of its own tile
+    const auto multiply_values = [&] {
+      fence_floats(e_times_kv_offset_0_sums);
+      fence_words(weights);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      #pragma unroll
+      for (int k = 0; k < tile_keys / 16; ++k) {
+        multiply_weights(
+            e_times_kv_offset_0_sums, reinterpret_cast<const unsigned (&)[4]>(weights[k * 4]), values_lie + k * (16 * line_bytes / 16));
+      }
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    };
+
+    // adds weights @ values of one of the other's tiles, whose columns it waits for itself
+    const auto multiply_other = [&](int tile) {
+      #pragma unroll
+      for (int n = 0; n < own_segments; ++n) {
+        wait_at(keys_full + 8 * ((1 - own) * key_segments + own * own_segments + n), tile / stages % 2);
+      }
+      fence_floats(e_times_kv_offset_0_sums);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      #pragma unroll
+      for (int k = 0; k < tile_keys / 16; ++k) {
+        multiply_told(e_times_kv_offset_0_sums, other_weights + k * 2, other_values + k * (16 * line_bytes / 16));
+      }
+    };
+
+    // scores become logits and weights, and the row's sums of exponentials grow
+    const auto weigh = [&](int tile) {
+      fence_floats(matmul_sums);
+      const int key0 = first_key + tile * next_tile;
+      float peaks[2][2] = { {largest[0], -INFINITY}, {largest[1], -INFINITY} };  // of even and of odd columns
+      if (key0 + tile_keys <= free_end) {
+        #pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          peaks[i / 2 % 2][i % 2] = larger(peaks[i / 2 % 2][i % 2], matmul_sums[i]);
+        }
+      } else {
+        #pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          const int col_index = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+          const float matmul = matmul_sums[i];
+          const int length = length_here[i / 2 % 2];
           const bool lt = col_index < length;
-          const float where = lt ? scores : (-INFINITY);
-          matmul_sums[n][i] = where;
-          peaks[i / 2] = larger(peaks[i / 2], matmul_sums[n][i]);
+          const float where = lt ? matmul : (-INFINITY);
+          matmul_sums[i] = where;
+          peaks[i / 2 % 2][i % 2] = larger(peaks[i / 2 % 2][i % 2], matmul_sums[i]);
         }
       }
-    }
-    #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      #pragma unroll
-      for (int step = 1; step < 4; step *= 2) peaks[r] = larger(peaks[r], partner(peaks[r], step));
-      if (lane % 4 == 0) told[side * tile_rows + warp_row + lane / 4 + r * 8] = peaks[r];
-    }
-    __syncthreads();
-
-    // of all warps that share a row; what was summed so far shrinks by as much as the largest logit grew
-    float shrinks[2];
-    #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      #pragma unroll
-      for (int w = 0; w < beside; ++w) peaks[r] = larger(peaks[r], told[w * tile_rows + warp_row + lane / 4 + r * 8]);
-      const float pivot = peaks[r] == -INFINITY ? 0.0f : peaks[r] * 1.44269504f;  // log2 of e, as powers are of 2
-      shrinks[r] = largest[r] == -INFINITY ? 0.0f : power_of_2(pivots[r] - pivot);
-      largest[r] = peaks[r];
-      pivots[r] = pivot;
-      summed[r] *= shrinks[r];
-    }
-    #pragma unroll
-    for (int d = 0; d < 32; ++d) {
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) e_times_kv_offset_0_sums[d][i] *= shrinks[i / 2];
-    }
-
-    // logits become weights, which all warps that share the rows take
-    #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float power = power_of_2(fmaf(matmul_sums[n][i], 1.44269504f, -pivots[i / 2]));
-        summed[i / 2] += power;
-        matmul_sums[n][i] = power;
-      }
-    }
-    #pragma unroll
-    for (int n = 0; n < 2; ++n) {
       #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        *reinterpret_cast<unsigned*>(weights_to + r * 8 * weights_pitch
-            + n * 8) = rounded_pair(matmul_sums[n][2 * r], matmul_sums[n][2 * r + 1]);
-      }
-    }
-    __syncthreads();
-
-    // weights times the warp's columns of the values
-    #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      unsigned weights_part[4];
-      load_matrices(weights_part, weights_lane + n * 32);
-      #pragma unroll
-      for (int d = 0; d < 16; ++d) {
-        unsigned kv_offset_0_part[4];
-        load_matrices_across(kv_offset_0_part,
-            kv_offset_0_lane + stage * stage_bytes + n * (16 * kv_offset_0_pitch * 2) + d * 32);
-        multiply_add(e_times_kv_offset_0_sums[2 * d], weights_part, kv_offset_0_part[0], kv_offset_0_part[1]);
-        multiply_add(e_times_kv_offset_0_sums[2 * d + 1], weights_part, kv_offset_0_part[2], kv_offset_0_part[3]);
-      }
-    }
-  }
-
-  // the sums go through shared memory, where each thread finds neighbouring columns of a row
-  float* const row_sums = reinterpret_cast<float*>(shared);
-  float* const row_largest = row_sums + tile_rows * sums_stride;
-  float* const row_summed = row_largest + tile_rows;
-  #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    #pragma unroll
-    for (int step = 1; step < 4; step *= 2) summed[r] += partner(summed[r], step);
-    if (lane % 4 == 0) told[side * tile_rows + warp_row + lane / 4 + r * 8] = summed[r];
-  }
-  __syncthreads();
-  #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (lane % 4 == 0 && side == 0) row_largest[warp_row + lane / 4 + r * 8] = largest[r];
-  }
-  if (threadIdx.x < tile_rows) {
-    float sum = 0.0f;
-    for (int w = 0; w < beside; ++w) sum += told[w * tile_rows + threadIdx.x];
-    row_summed[threadIdx.x] = sum;
-  }
-
-  for (int first_col = 0; first_col < 512; first_col += columns_at_once) {
-    #pragma unroll
-    for (int d = 0; d < 32; ++d) {
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int m = warp_row + i / 2 % 2 * 8 + lane / 4;
-        const int at = warp_col + d * 8 + lane % 4 * 2 + i % 2 - first_col;
-        if (at >= 0 && at < columns_at_once) row_sums[m * sums_stride + at] = e_times_kv_offset_0_sums[d][i];
-      }
-    }
-    __syncthreads();
-    #pragma unroll 2
-    for (int v = 0; v < 4; ++v) {
-      const int m = static_cast<int>((v * threads + threadIdx.x) / 16);
-      const int col = first_col + static_cast<int>((v * threads + threadIdx.x) % 16) * 8;
-      if (m < rows_here) {
-        const long long row = row0 + m;
-        const float top = row_largest[m];
-        const float sum_of_exps = row_summed[m];
-        if (col == 0) *(top_parts_ptr + axis0_at * top_parts_stride_axis0 + B_at * top_parts_stride_B + row * top_parts_stride_H) = top;
-        if (col == 0) *(sum_of_exps_parts_ptr + axis0_at * sum_of_exps_parts_stride_axis0 + B_at * sum_of_exps_parts_stride_B
-            + row * sum_of_exps_parts_stride_H) = sum_of_exps;
-        Vec<float, 8> out_parts_vec;
-        const Vec<float, 8> e_times_kv_offset_0_total = load<8>(row_sums + m * sums_stride + col - first_col);
+        float peak = larger(peaks[r][0], peaks[r][1]);
         #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float e_times_kv_offset_0 = e_times_kv_offset_0_total.at[j];
+        for (int step = 1; step < 4; step *= 2) peak = larger(peak, __shfl_xor_sync(0xffffffffu, peak, step));
+        const float pivot = peak == -INFINITY ? 0.0f : peak * 0.10411755f;
+        shrinks[r] = largest[r] == -INFINITY ? 0.0f : power_of_2(pivots[r] - pivot);
+        largest[r] = peak;
+        pivots[r] = pivot;
+        summed[r] *= shrinks[r];
+      }
+      float added[2][2] = {};  // of even and of odd columns
+      #pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const float power = power_of_2(fmaf(matmul_sums[i], 0.10411755f, -pivots[i / 2 % 2]));
+        added[i / 2 % 2][i % 2] += power;
+        matmul_sums[i] = power;
+      }
+      #pragma unroll
+      for (int r = 0; r < 2; ++r) summed[r] += added[r][0] + added[r][1];
+    };
+
+    // weights to registers, and to where the other consumer finds them
+    const auto tell_weights = [&] {
+      #pragma unroll
+      for (int i = 0; i < 16; ++i) weights[i] = rounded_pair_bf16(matmul_sums[2 * i], matmul_sums[2 * i + 1]);
+      asm volatile("bar.sync %0, 128;" :: "r"(3 + own) : "memory");  // the scores of all its warps are there
+      const unsigned line = queries + weights_at + own * next_weights + (warp_row + lane % 16) * line_bytes;
+      #pragma unroll
+      for (int n = 0; n < tile_keys / 8; n += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
+        store_matrices(
+            line + (((n + lane / 16) ^ lane % 8) << 4),
+            weights[n * 2], weights[n * 2 + 1], weights[n * 2 + 2], weights[n * 2 + 3]);
+      }
+      if (lane % 4 == 0) {
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int m = own * tile_rows + warp_row + lane / 4 + r * 8;
+          told_largest[m] = largest[r];
+          told_shrinks[m] = shrinks[r];
+        }
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the other's wgmma sees what was stored
+      asm volatile("bar.arrive %0, 256;" :: "r"(1 + own) : "memory");
+    };
+
+    // sums shrink by as much as the largest logit grew
+    const auto shrink_sums = [&] {
+      #pragma unroll
+      for (int i = 0; i < 128; ++i) e_times_kv_offset_0_sums[i] *= shrinks[i / 2 % 2];
+    };
+
+    // waits for the weights of one of the other's tiles, and takes over what they did to the rows
+    const auto take_weights = [&] {
+      asm volatile("bar.sync %0, 256;" :: "r"(2 - own) : "memory");
+      #pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int m = (1 - own) * tile_rows + warp_row + lane / 4 + r * 8;
+        largest[r] = told_largest[m];
+        shrinks[r] = told_shrinks[m];
+        pivots[r] = largest[r] == -INFINITY ? 0.0f : largest[r] * 0.10411755f;
+        summed[r] *= shrinks[r];
+      }
+      shrink_sums();
+    };
+
+    // its half of the values of its own tile has been multiplied
+    const auto let_go = [&] {
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      fence_floats(e_times_kv_offset_0_sums);
+      fence_words(weights);
+      if (lane == 0) arrive_at(own_empty);
+    };
+
+    wait_at(queries_full, 0);
+    // the next of the other's tiles, behind which comes one of its own; the first tile has none before it
+    int other = own - 1;
+    for (; other + 1 < tiles; other += 2) {
+      if (other >= 0) {
+        take_weights();
+        multiply_other(other);
+      }
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");  // of nothing, before the first tile
+      multiply_keys(other + 1);
+      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // all but the scores
+      fence_floats(e_times_kv_offset_0_sums);
+      if (lane == 0 && other >= 0) arrive_at(other_empty);
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      weigh(other + 1);
+      tell_weights();
+      shrink_sums();
+      multiply_values();
+      let_go();
+    }
+    if (other >= 0 && other < tiles) {
+      take_weights();
+      multiply_other(other);
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      fence_floats(e_times_kv_offset_0_sums);
+    }
+
+    // a row's exponentials were summed by both consumers, each those of its own tiles
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      #pragma unroll
+      for (int step = 1; step < 4; step *= 2) summed[r] += __shfl_xor_sync(0xffffffffu, summed[r], step);
+      if (lane % 4 == 0) told_summed[own * tile_rows + warp_row + lane / 4 + r * 8] = summed[r];
+    }
+    asm volatile("bar.sync 5, 256;" ::: "memory");
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) summed[r] += told_summed[(1 - own) * tile_rows + warp_row + lane / 4 + r * 8];
+
+    // what is made of the sums: the four lanes of a row have a pair of columns each, of every 8 columns
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int m = warp_row + lane / 4 + r * 8;
+      const bool inside = m < rows_here;
+      const long long row = row0 + (inside ? m : rows_here - 1);
+      const float top = largest[r] * 0.07216878f;
+      const float sum_of_exps = summed[r];
+      if (inside && own == 0 && lane % 4 == 0) *(top_parts_ptr + axis0_at * top_parts_stride_axis0 + B_at * top_parts_stride_B
+          + row * top_parts_stride_H) = top;
+      if (inside && own == 0 && lane % 4 == 0) *(sum_of_exps_parts_ptr + axis0_at * sum_of_exps_parts_stride_axis0
+          + B_at * sum_of_exps_parts_stride_B + row * sum_of_exps_parts_stride_H) = sum_of_exps;
+      #pragma unroll
+      for (int n = 0; n < own_columns / 8; ++n) {
+        const int col = own * own_columns + n * 8 + lane % 4 * 2;
+        Vec<float, 2> out_parts_vec;
+        #pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float e_times_kv_offset_0 = e_times_kv_offset_0_sums[n * 4 + r * 2 + j];
           out_parts_vec.at[j] = e_times_kv_offset_0;
         }
-        store<8>(out_parts_ptr + axis0_at * out_parts_stride_axis0 + B_at * out_parts_stride_B + row * out_parts_stride_H
+        if (inside) store<2>(out_parts_ptr + axis0_at * out_parts_stride_axis0 + B_at * out_parts_stride_B + row * out_parts_stride_H
             + col, out_parts_vec);
       }
     }
-    __syncthreads();
   }
 }
