@@ -10,6 +10,7 @@ from fusegen.language.axes import LAST, Axis, Over, axes_of, count, reduce
 from fusegen.language.demands import as_f32, need_eps
 from fusegen.language.elementwise import exp, log, need_traced, rsqrt, square, where
 from fusegen.language.rearranging import concat, rearrange, split, stack
+from fusegen.language.sizes import evenly
 from fusegen.language.trace import Value, caller, composite
 from fusegen.language.types import Size, shape_text
 
@@ -91,7 +92,7 @@ def rope(x: Value, cos: Value, sin: Value, interleaved: bool = False) -> Value:
     """
     for value in (x, cos, sin):
         need_traced("rope", value)
-    half = x.shape[-1] // 2 if x.shape else 0
+    half = evenly(x.shape[-1], 2) if x.shape else 0
     if not x.shape or any(value.shape[-1:] != (half,) for value in (cos, sin)):
         found = " and ".join(shape_text(value.shape) for value in (cos, sin))
         raise SpecError(

@@ -208,7 +208,7 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
     if graph.parts:
         frame |= PART_FRAME
     if of_columns:
-        frame |= COLUMN_FRAME | {f"{name}_counted" for name in graph.sizes}
+        frame |= COLUMN_FRAME | {f"{name}_counted{kind}" for name in graph.sizes for kind in ("", "_whole")}
     of_tensors: tuple[str, ...] = TENSOR_SUFFIXES
     of_values: tuple[str, ...] = VALUE_SUFFIXES
     chained = len(graph.products) == 2 and graph.products[0] in behind(graph.products[1].inputs)

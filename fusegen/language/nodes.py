@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from fusegen.errors import Where
-from fusegen.language.types import DType, Shape, Size, TensorType
+from fusegen.errors import SpecError, Where
+from fusegen.language.types import DType, Shape, Size, TensorType, f32, fits_i32, size_of
 from fusegen.language.views import View
 
 
@@ -276,6 +276,21 @@ def behind(nodes: Iterable[Node], until: Node | None = None) -> tuple[Node, ...]
 
 def by_reach(extent: Extent) -> int:
     return extent.value
+
+
+def size_number(node: Node, sizes: Mapping[str, int]) -> float | int:
+    """The number of a size leaf, in its type. Raises SpecError where whole numbers do not hold it."""
+    assert node.size is not None
+    number = size_of(node.size, sizes)
+    if node.dtype is f32:
+        return float(number)
+    if not fits_i32(number):
+        raise SpecError(
+            f"{node.operator}: the size {node.size} is {number}, beyond i32, which it meets\n"
+            "  F.cast(x, f32) goes on in f32",
+            node.where,
+        )
+    return number
 
 
 def shown_by(node: Node) -> Node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 
 from fusegen.errors import SpecError
 from fusegen.language.graph import OPS, Node, Op, Operator
@@ -36,10 +37,11 @@ def f32_literal(value: Number, operator: Operator) -> Node:
 
 def promote(op: Op, values: list[Node], operator: Operator) -> list[Node]:
     """The arguments as the op takes them: numbers alike (f32 wins over whole ones; signed and unsigned don't mix),
-    booleans only where booleans belong."""
+    sizes whole where they meet whole ones, booleans only where booleans belong."""
     if op.takes == "any":
         return values
-    if op.takes == "int" and (other := next((n.dtype for n in values if n.dtype not in HOLDS), None)):
+    known = (n.dtype for n in values if n.size is None)
+    if op.takes == "int" and (other := next((dtype for dtype in known if dtype not in HOLDS), None)):
         raise SpecError(
             f"{op.name}: found {other} where whole numbers (i32) are wanted; convert with F.cast(x, i32)",
             operator.where,
@@ -60,15 +62,16 @@ def promote(op: Op, values: list[Node], operator: Operator) -> list[Node]:
                 f"{operator}: found a mask (b8) where a number is wanted; use F.where(mask, a, b) or F.cast(mask, f32)",
                 operator.where,
             )
-    as_float = op.takes == "float" or any(n.dtype is f32 for n in numbers)
-    if as_float:
+    told = [n for n in numbers if n.size is None]
+    alone = len(told) < len(numbers) and all(n.literal is not None for n in told)  # of numbers a size is f32
+    if op.takes == "float" or any(n.dtype is f32 for n in told) or (alone and op.takes != "int"):
         return [*masks, *(to_f32(n, operator) for n in numbers)]
     return [*masks, *alike(op, numbers, operator)]
 
 
 def alike(op: Op, numbers: list[Node], operator: Operator) -> list[Node]:
-    """Whole numbers of one type, which a literal takes on."""
-    kinds = {n.dtype for n in numbers if n.literal is None}
+    """Whole numbers of one type, which a literal or a size takes on."""
+    kinds = {n.dtype for n in numbers if n.literal is None and n.size is None}
     if len(kinds) > 1:
         raise SpecError(
             f"{operator}: found {' and '.join(str(n.dtype) for n in numbers)}; signed and unsigned do not mix\n"
@@ -90,7 +93,7 @@ def alike(op: Op, numbers: list[Node], operator: Operator) -> list[Node]:
                 "  write it as a float for arithmetic in f32",
                 operator.where,
             )
-    return [n if n.dtype is kind else Node(n.op, (), (), kind, n.operator, literal=n.literal) for n in numbers]
+    return [n if n.dtype is kind else replace(n, dtype=kind) for n in numbers]
 
 
 def to_f32(node: Node, operator: Operator) -> Node:

@@ -24,6 +24,7 @@ from fusegen.errors import Where
 from fusegen.language import ops
 from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, plain, shown_by
 from fusegen.language.naming import value_names
+from fusegen.language.nodes import size_number
 from fusegen.language.scans import SORTED, WAYS
 from fusegen.language.torch_views import size_line, view_text
 from fusegen.language.trace import OPS, Value, tracing
@@ -501,7 +502,7 @@ class Writer:
 def number_text(node: Node, graph: Graph) -> str:
     """A literal or a size as Python text, in brackets where it could bind wrongly."""
     if node.size is not None:
-        return repr(float(size_of(node.size, graph.sizes)))
+        return repr(size_number(node, graph.sizes))
     value = node.literal
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'

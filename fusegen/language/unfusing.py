@@ -20,10 +20,11 @@ from typing import Any
 
 from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, Tensor
 from fusegen.language.naming import free_name, value_names
+from fusegen.language.nodes import size_number
 from fusegen.language.operators import operators
 from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
-from fusegen.language.types import Dim, Shape, TensorType, f32, size_of
+from fusegen.language.types import Dim, Shape, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ def sized(node: Node, graph: Graph) -> Node:
     """A size as its number: a piece's rows may run over another axis than the chain's."""
     if node.size is None:
         return node
-    return Node(OPS["literal"], (), (), f32, node.operator, literal=float(size_of(node.size, graph.sizes)))
+    return Node(OPS["literal"], (), (), node.dtype, node.operator, literal=size_number(node, graph.sizes))
 
 
 def used_sizes(graph: Graph, shapes: Sequence[Shape]) -> dict[str, int]:

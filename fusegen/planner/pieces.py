@@ -11,6 +11,7 @@ import numpy as np
 from fusegen.language.eager import is_unfused
 from fusegen.language.graph import Graph, Kind, Node, Tensor, once_per_graph
 from fusegen.language.naming import value_names
+from fusegen.language.nodes import size_number
 from fusegen.language.types import b8, f32, i32, size_of, u32
 from fusegen.planner.limits import limits
 from fusegen.planner.model import (
@@ -285,8 +286,7 @@ def argument(node: Node, graph: Graph) -> Argument:
     if node in names:
         return Value(names[node], node.dtype)
     if node.op.name == "size":
-        assert node.size is not None
-        return Number(float(size_of(node.size, graph.sizes)), node.dtype)
+        return Number(size_number(node, graph.sizes), node.dtype)
     assert node.literal is not None
     return Number(node.literal, node.dtype)
 

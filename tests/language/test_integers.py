@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusegen import b8, bf16, chain, compile, dims, f16, f32, i32
+from fusegen import b8, bf16, chain, compile, dims, f16, f32, i32, plan
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.errors import SpecError
@@ -30,7 +30,7 @@ from tests.tools import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
 
-M, N, K = dims("M N K")
+M, N, K, H, D, V = dims("M N K H D V")
 LEAST, MOST = -(2**31), 2**31 - 1
 VENDORS = ("cuda:h200", "hip:mi300x")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -325,3 +325,43 @@ def test_rows_of_integers_have_extremes_neighbours_and_ties() -> None:
     assert {LEAST, LEAST + 1, -(2**24) - 1, 2**24 - 1, 2**24, 2**24 + 1, MOST - 1, MOST} <= set(q.ravel().tolist())
     assert (q == LEAST).all(-1).any()
     assert (np.sort(q)[:, 1:] == np.sort(q)[:, :-1]).any(-1).sum() > 32
+
+
+@needs_compiler
+@pytest.mark.parametrize("vendor", ["cuda:h200", "hip:mi300x"])
+def test_a_size_beside_whole_numbers_is_one(vendor: str) -> None:
+    """A head of a column, a place behind 2^24 + 3 others: f32 has no `//`, and would round the place."""
+
+    @chain(M=3, H=2, D=20, V=2**24 + 3)
+    def spec(ids: i32[M, H * D], table: f32[V]) -> tuple[i32[M, H * D], i32[M, H * D], f32[M, H * D]]:
+        heads = F.col_index(ids) // D + 0 * ids
+        return heads, F.where(ids < H, ids + V, D), heads * F.sqrt(D) + F.gather(table, ids)
+
+    ids = np.arange(120, dtype=np.int32).reshape(3, 40) - 3
+    table = np.zeros(2**24 + 3, np.float32)
+    heads, places, scaled = compile(spec, vendor, on="emulator", validate=False)(ids, table)
+    of_column = np.repeat([0, 1], 20)
+    np.testing.assert_array_equal(heads, np.broadcast_to(of_column, (3, 40)))
+    np.testing.assert_array_equal(places, np.where(ids < 2, ids + 2**24 + 3, 20))
+    np.testing.assert_allclose(scaled, np.broadcast_to(of_column * 20**0.5, (3, 40)), rtol=1e-6)
+
+
+@needs_compiler
+def test_a_count_of_rows_beside_whole_numbers_is_one() -> None:
+    @chain(M=5, N=40)
+    def spec(x: i32[M, N]) -> tuple[i32[1, N], f32[1, N]]:
+        return F.sum(x * M + F.row_index(x) // M, over=M), F.mean(x, over=M)
+
+    x = np.arange(7 * 40, dtype=np.int32).reshape(7, 40)
+    sums, means = compile(spec, "cuda:h200", on="emulator")(x)  # of 7 rows, which the call tells
+    np.testing.assert_array_equal(sums, 7 * x.sum(0, keepdims=True))
+    np.testing.assert_allclose(means, x.mean(0, keepdims=True), rtol=1e-6)
+
+
+def test_a_size_beyond_whole_numbers_is_refused_beside_them() -> None:
+    @chain(M=8, N=2**16)
+    def spec(x: i32[M, N]) -> i32[M, N]:
+        return x + N * N
+
+    with pytest.raises(SpecError, match=r"the size N \* N is 4294967296, beyond i32, which it meets"):
+        plan(spec, "cuda:h200")

@@ -89,6 +89,25 @@ def test_rope_turns_pairs_by_their_angles(interleaved: bool, vendor: Target) -> 
     np.testing.assert_allclose(found[..., seconds], turned.imag, rtol=1e-5, atol=1e-5)
 
 
+def test_rope_of_a_part_of_a_head() -> None:
+    """Half of D - 84 is D // 2 - 42, as of any axis that is split in two."""
+
+    @chain(T=3, D=128)
+    def spec(x: f32[T, D], cos: f32[T, D // 2 - 42], sin: f32[T, D // 2 - 42]) -> f32[T, D]:
+        turned, rest = F.split(x, [D - 84, 84])
+        neighbours = F.rope(turned, cos, sin, interleaved=True)
+        return F.concat([F.rope(neighbours, cos, sin), rest])
+
+    x = drawn(3, 128)
+    cos, sin = np.full((3, 22), 0.6, np.float32), np.full((3, 22), 0.8, np.float32)
+    found = compile(spec, H200, on="emulator")(x, cos, sin)
+    turn = 0.6 + 0.8j
+    pairs = (x[:, 0:44:2] + 1j * x[:, 1:44:2]) * turn
+    neighbours = np.stack([pairs.real, pairs.imag], -1).reshape(3, 44)
+    halves = (neighbours[:, :22] + 1j * neighbours[:, 22:]) * turn
+    np.testing.assert_allclose(found, np.concatenate([halves.real, halves.imag, x[:, 44:]], 1), rtol=1e-5, atol=1e-6)
+
+
 def test_divergences_of_distributions() -> None:
     @chain(M=4, N=40)
     def spec(x: f32[M, N], y: f32[M, N]) -> tuple[f32[M, 1], f32[M, 1]]:

@@ -156,13 +156,15 @@ class ColumnsSpeller:
         return lines
 
     def counted(self) -> list[str]:
-        """The sizes that a call chooses, as f32."""
+        """The sizes that a call chooses, as f32 and as whole numbers."""
         used = {name for one in self.plan.passes for body in (one.column_body, one.body, one.behind.body)
                 for s in body for name in s.uses}  # fmt: skip
+        kinds = (("float", "counted"), ("int", "counted_whole"))
         return [
-            f"const float {name}_counted = static_cast<float>({extent});"
+            f"const {kind} {name}_{word} = static_cast<{kind}>({extent});"
             for name, extent in self.plan.counts.items()
-            if f"{name}_counted" in used
+            for kind, word in kinds
+            if f"{name}_{word}" in used
         ]
 
     def strides(self, access: Access, reduced: bool) -> list[str]:

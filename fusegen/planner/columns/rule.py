@@ -25,7 +25,7 @@ from fusegen.language.graph import Graph, Kind, Node, Tensor
 from fusegen.language.naming import entry_name, value_names
 from fusegen.language.reference import PLACES
 from fusegen.language.sizes import Dim
-from fusegen.language.types import Shape, size_of
+from fusegen.language.types import DType, Shape, f32, size_of
 from fusegen.planner.columns.duration import column_cost, column_traffic, registers_of
 from fusegen.planner.columns.plan import Behind, ColumnPass, ColumnsPlan, ColumnTile, shared_bytes
 from fusegen.planner.cost import decisions
@@ -278,7 +278,7 @@ class Schedule:
         args: list[Argument] = []
         for argument, own in zip(made.args, node.inputs, strict=True):
             run_time = own.size is not None and own.size in self.graph.counted and isinstance(own.size, Dim)
-            args.append(Value(count_name(cast(Dim, own.size)), own.dtype) if run_time else argument)
+            args.append(Value(count_name(cast(Dim, own.size), own.dtype), own.dtype) if run_time else argument)
         return Statement(made.op, made.name, made.dtype, tuple(args), made.exact)
 
     def column_pass(self, number: int, last: int) -> ColumnPass:
@@ -334,9 +334,9 @@ class Schedule:
         return tuple(made)
 
 
-def count_name(dim: Dim) -> str:
-    """What a kernel calls the number of a dim that a call chooses, as f32."""
-    return f"{dim.name}_counted"
+def count_name(dim: Dim, dtype: DType) -> str:
+    """What a kernel calls the number of a dim that a call chooses, as f32 or as a whole number."""
+    return f"{dim.name}_counted" if dtype is f32 else f"{dim.name}_counted_whole"
 
 
 def title(loads: Sequence[Load], reductions: Sequence[Reduction], stores: Sequence[Store]) -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from fusegen.language.graph import FITTED, ROUNDS, Graph, Kind, Node, Operator, Tensor, once_per_graph, plain, shown_by
 from fusegen.language.naming import free_name, value_names
+from fusegen.language.nodes import size_number
 from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
-from fusegen.language.types import DType, TensorType, f32, size_of
+from fusegen.language.types import DType, TensorType, f32
 from fusegen.planner.programs.model import Stored
 
 WORTH_STORING = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.PRODUCT, Kind.BIAS, Kind.SELECT, Kind.GATHER,
@@ -172,8 +173,8 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
         if any(a in loose for a in (node.inputs[:1] if node.op.kind is Kind.GATHER else node.inputs)):
             loose.add(node)
         if node.size is not None and node.size not in own and node.size not in graph.counted:
-            value = float(size_of(node.size, graph.sizes))
-            made[node] = Node(OPS["literal"], (), (), f32, node.operator, literal=value)
+            number = size_number(node, graph.sizes)
+            made[node] = Node(OPS["literal"], (), (), node.dtype, node.operator, literal=number)
             continue
         arguments = [made[a] for a in node.inputs]
         if node.op.kind is Kind.PRODUCT:
