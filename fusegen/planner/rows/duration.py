@@ -404,7 +404,7 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
 def shared_by_rows(work: Work, cols: int) -> float:
     """Bytes of the vectors that every row shares, as far as a block reads them."""
     vectors = (a for a in work.accesses if a.by_column and not (a.strided or a.output or a.group))
-    return sum(a.dtype.bytes for a in vectors) * cols / work.tile.cluster
+    return sum(a.dtype.bytes for a in vectors) * cols / (work.tile.cluster * work.tile.col_tiles)
 
 
 def asked_late(work: Work, cols: int) -> float:
