@@ -99,7 +99,7 @@ def sign(x: Value) -> Value:
     return apply("sign", x)
 
 
-def fmod(x: Value | Number, y: Value | Number) -> Value:
+def fmod(x: Value | Number | Size, y: Value | Number | Size) -> Value:
     """Remainder of x / y toward zero, exact and of x's sign; NaN where y is 0. Of i32, `x % y` has y's sign."""
     return apply("fmod", x, y)
 
@@ -255,18 +255,18 @@ def neg(x: Value) -> Value:
     return apply("neg", x)
 
 
-def minimum(x: Value | Number, y: Value | Number) -> Value:
+def minimum(x: Value | Number | Size, y: Value | Number | Size) -> Value:
     """The smaller of two, element by element; NaN wins, as np.minimum."""
     return apply("minimum", x, y)
 
 
-def maximum(x: Value | Number, y: Value | Number) -> Value:
+def maximum(x: Value | Number | Size, y: Value | Number | Size) -> Value:
     """The larger of two, element by element; NaN wins, as np.maximum."""
     return apply("maximum", x, y)
 
 
 @composite
-def clip(x: Value, low: Value | Number, high: Value | Number) -> Value:
+def clip(x: Value, low: Value | Number | Size, high: Value | Number | Size) -> Value:
     """min(max(x, low), high); NaN stays NaN."""
     return minimum(maximum(x, low), high)
 
@@ -286,7 +286,7 @@ def logical_not(x: Value) -> Value:
     return apply("logical_not", x)
 
 
-def where(condition: Value, x: Value | Number, y: Value | Number) -> Value:
+def where(condition: Value, x: Value | Number | Size, y: Value | Number | Size) -> Value:
     """x where the mask holds, else y."""
     return apply("where", condition, x, y)
 

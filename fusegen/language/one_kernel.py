@@ -32,7 +32,7 @@ class Obstacle:
 @once_per_graph
 def obstacle(graph: Graph) -> Obstacle | None:
     """The first thing of `graph` that no one kernel holds; None where rules may look at it."""
-    shape: Shape = graph.products[0].shape if graph.products else ()
+    shape: Shape = graph.products[0].shape if graph.products else gathered_shape(graph)
     for tensor in graph.iterated:
         own = tensor.shape
         if own[-1:] and own[-1] in graph.widths:  # products side by side
@@ -56,6 +56,12 @@ def obstacle(graph: Graph) -> Obstacle | None:
         or of_outputs(graph, shape)
         or of_rows(graph, shape)
     )
+
+
+def gathered_shape(graph: Graph) -> Shape:
+    """The shape of rows that an index names, where nothing else may be as long: of a norm of embeddings, say."""
+    rows = (n.shape for n in graph.gathers if n.inputs[0] in graph.tables)
+    return next(rows, ())
 
 
 def of_ends(graph: Graph) -> Obstacle | None:

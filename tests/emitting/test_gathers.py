@@ -17,6 +17,7 @@ from fusegen.language.spec import Chain
 from fusegen.measuring.operands import operands as operands_to_time
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, RowPlan, Source
+from fusegen.planner.programs.model import ProgramPlan
 from fusegen.reporting.explaining import accesses
 from fusegen.runtime import Kernel, Program, finding
 from fusegen.targets import H200, Target
@@ -399,6 +400,52 @@ def test_rows_that_several_indices_name_add_up_in_one_kernel(target: str) -> Non
     wanted = np.einsum("mjn,mj->mn", rows.astype(np.float64), weights)
     assert np.allclose(kernel(table, ids, weights), wanted, atol=1e-5)
     assert validate(kernel).ok
+
+
+@pytest.mark.parametrize("sizes", [{"M": 37, "N": 128}, {"M": 4096, "N": 64}, {"M": 5, "N": 33}], ids=str)
+def test_reductions_of_nothing_but_rows_at_indices_are_one_kernel(sizes: dict[str, int], target: Target) -> None:
+    """A dot product of two embeddings: no operand is as long as the rows that are summed."""
+
+    @chain(V=50, M=9, N=24)
+    def scores(users: f32[V, N], items: f32[V, N], u: i32[M], i: i32[M]) -> f32[M]:
+        return F.sum(F.gather(users, u) * F.gather(items, i), keepdims=False)
+
+    planned = fusegen.plan(scores.at(**sizes), target)
+    assert isinstance(planned, ProgramPlan)
+    assert len(planned.steps) == 1
+    rng = np.random.default_rng(6)
+    users, items = rng.standard_normal((2, 50, 24), dtype=np.float32)
+    u, i = rng.integers(0, 50, (2, 9), dtype=np.int32)
+    found = fusegen.compile(scores, target, on="emulator")(users, items, u, i)
+    np.testing.assert_allclose(found, (users[u] * items[i]).sum(-1), rtol=1e-4, atol=1e-5)
+
+
+def test_positions_of_a_table_that_is_read_turned_round(target: Target) -> None:
+    """T5's bias by itself: [S, N, H] is read at [H, S, N], where S and N are rows and columns to count."""
+
+    @chain(S=5, N=9, H=3)
+    def bias(table: f32[32, H]) -> f32[H, S, N]:
+        like = F.broadcast(table[0, 0], (S, N))
+        bucket = F.col_index(like) - F.row_index(like) + 8
+        return F.rearrange(F.gather(table, bucket), "s n h -> h s n")
+
+    table = np.random.default_rng(7).standard_normal((32, 3), dtype=np.float32)
+    found = fusegen.compile(bias, target, on="emulator")(table)
+    bucket = np.arange(9) - np.arange(5)[:, None] + 8
+    np.testing.assert_array_equal(found, table[bucket].transpose(2, 0, 1))
+
+
+@chain(H=2, S=64, N=64, D=32, V=8)
+def biased_attention(q: bf16[H, S, D], k: bf16[H, N, D], v: bf16[H, N, D], table: f32[V, H]) -> bf16[H, S, D]:
+    """As T5 has it, all in one chain: the bias is a kernel of its own."""
+    like = F.broadcast(table[0, 0], (S, N))
+    distance = F.clip(abs(F.col_index(like) - F.row_index(like)), 0, 7)
+    bias = F.rearrange(F.gather(table, distance), "s n h -> h s n")
+    return F.softmax(q @ k.mT + bias) @ v
+
+
+def test_attention_with_a_bias_from_a_table_is_two_kernels() -> None:
+    assert steps_of(fusegen.compile(biased_attention, H200, on="emulator")) == 2
 
 
 def test_what_gather_sum_takes() -> None:

@@ -96,17 +96,17 @@ def lowered(graph: Graph) -> Lowered:
     """The step that computes `graph`. Raises NotOneStep.
 
     A view of elementwise steps is made of what they read. Where that is none of an operand, as of one value a group
-    beside the group's elements, it is made where they are written. Where one result is several side by side, another
-    one of its shape is taken in the same parts: rows that a kernel then has in common.
+    beside the group's elements, or counts along other axes than a row's, it is made where they are written. Where one
+    result is several side by side, others of its shape are taken in the same parts.
     """
     graph = groups_in_rows(graph)
     try:
         found = Lowering(graph).result()
     except NotOneStep as error:
-        try:
-            return Lowering(graph, anchored=set(made_of_arrays(graph))).result()
-        except NotOneStep:
-            raise error from None
+        for again in (Lowering(graph, anchored=set(made_of_arrays(graph))), Lowering(graph, in_place=True)):
+            with suppress(NotOneStep):
+                return again.result()
+        raise error from None
     with suppress(NotOneStep):
         other = Lowering(graph, alike=True).result() if found.shapes > 1 else found
         return other if other.shapes < found.shapes else found
@@ -116,14 +116,14 @@ def lowered(graph: Graph) -> Lowered:
 class Lowering:
     """The nodes of the step while it is made."""
 
-    def __init__(self, graph: Graph, anchored: set[Node] | None = None, alike: bool = False) -> None:
+    def __init__(self, graph: Graph, anchored: set[Node] | None = None, alike: bool = False, in_place: bool = False):
         self.graph = graph
         self.alike = alike  # are results of one shape written in the same parts?
+        self.in_place = in_place  # are views that are results made where they are written?
         self.made: dict[tuple[Node, View, bool], Node] = {}
         self.inputs: dict[tuple[str, View, int], Tensor] = {}
         self.looked_up: dict[tuple[Node, View], dict[Node, int]] = {}  # the indices of an operand's rows, in turn
-        self.names: dict[Node, str] = {}
-        self.dims: dict[Size, Dim] = {}
+        self.names, self.dims = dict[Node, str](), dict[Size, Dim]()
         self.taken = {t.name for t in (*graph.inputs, *graph.outputs)} | set(graph.sizes)
         self.anchored = behind_rows(graph) if anchored is None else anchored
         self.arrays = made_of_arrays(graph)
@@ -158,7 +158,8 @@ class Lowering:
     def parts_of(self, value: Node) -> list[tuple[Node, View, View, str]]:
         """A result as it is written, in one or several parts: see `written`."""
         whole = View.identity(value.shape)
-        found = list(self.written(self.hoisted(value), whole, whole))
+        as_it_is = [(value, whole, whole, "")]
+        found = as_it_is if self.in_place else list(self.written(self.hoisted(value), whole, whole))
         if not self.alike or len(found) > 1:
             return found
         for tensor in self.graph.outputs:
@@ -572,9 +573,9 @@ class Lowering:
         sizes: dict[str, Size] = {}
         paged = {t.name for t in inputs if t.node in self.paged}  # by their own names, in another order of axes
         own_inputs, own_outputs = tuple(map(tensor_of, inputs)), tuple(map(tensor_of, outputs))
-        named: dict[str, Size] = {dim.name: size for size, dim in self.dims.items()}
-        shapes = [*(t.shape for t in (*own_inputs, *own_outputs)), *(n.shape for n in table.values())]
-        shapes += [(n.size,) for n in table.values() if n.size is not None]
+        named = {dim.name: size for size, dim in self.dims.items()}
+        shapes = [t.shape for t in (*own_inputs, *own_outputs)]
+        shapes += [n.shape if n.size is None else (*n.shape, n.size) for n in table.values()]
         for dim in dims_in(tuple(size for shape in shapes for size in shape)):
             sizes.setdefault(dim.name, named.get(dim.name, dim))
         step = Graph(

@@ -52,7 +52,7 @@ from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.kept import Outcome, remembered
 from fusegen.planner.programs.key_parts import keys_parted
 from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
-from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step, Stored
+from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step, Stored, one_after_another
 from fusegen.planner.programs.parts import interleaved, layout_of, parts_of, within
 from fusegen.planner.programs.product_parts import grouped
 from fusegen.targets.base import Target
@@ -105,11 +105,6 @@ class Found:
     @property
     def whole(self) -> bool:
         return all(kernel.plans for kernel in self.kernels)
-
-
-def one_after_another(times: Sequence[float], early_us: float) -> float:
-    """Kernels that take these times alone, of which each but the first begins early."""
-    return sum(times) - early_us * max(0, len(times) - 1)
 
 
 def cheapest(
@@ -172,13 +167,18 @@ class Search:
         if (kinds := without_unit(self.graph, self.target)) is not None:
             said = no_unit(self.target, "matrix instruction", *kinds)
             return Outcome(refusal=f"{self.refusal()}\n  products: {said}")
-        found = self.run(below_us, most_states) or self.run(below_us, most_states, views=True)
+        found = self.run(below_us, most_states) or self.run(below_us, most_states, views=True) or self.spare(below_us)
         if found is None:
             return Outcome(refusal=self.refusal(), states=len(self.looked_at))
         nodes = sorted(found.state, key=self.order.__getitem__)
         whys = tuple(self.why(node, found) for node in nodes)
         cuts = self.considered()
         return Outcome(tuple(self.order[node] for node in nodes), whys, cuts, states=len(self.looked_at))
+
+    def spare(self, below_us: float) -> Found | None:
+        """The cheapest of those that write what no kernel reads: better than none."""
+        whole = (found for found in self.looked_at if found.whole and found.time_us < below_us)
+        return min(whole, key=lambda found: found.time_us, default=None)
 
     def may_undercut(self, one: Found) -> bool:
         """Several kernels instead of one: where a factor is computed, where tiles have to hold whole groups, or where a
