@@ -7,7 +7,9 @@ makes the graphs of the pieces.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -20,6 +22,7 @@ from fusegen.planner.launching import as_launched
 from fusegen.planner.model import Candidates, Plan
 from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.heads_as_rows import heads_as_rows
+from fusegen.planner.programs.long_rows import by_groups
 from fusegen.planner.programs.model import ProgramPlan, Step
 from fusegen.targets.base import Target
 
@@ -39,6 +42,8 @@ WORTH_UNPACKING = 0.97
 # 27.9 and 30.5, and they took 26.1 and 31.8; of 16 x 4096 42.4 and 40.8, and they took 42 and 39.9 (H200,
 # benchmarks/deep_products.py)
 WORTH_DEEPENING = 0.93
+# The same of long rows that are reduced by groups, by kernels of the same kind
+WORTH_GROUPING = 0.8
 FEW_STATES = 12  # to look at where one kernel is at hand: a search in full takes longer than compiling
 LONG_STATES = 60  # beside wasteful attention: two cuts are found by then, with a mask between them
 WASTED = 3.5  # times its floor
@@ -79,6 +84,8 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
             rows = cheapest(graph, target)
             if not found.plans or rows.time_us < found.plans[0].cost.time_us:
                 return rows
+    if (long := by_groups(graph, target)) is not graph and (grouped := in_groups(found, long)) is not None:
+        return grouped
     if found.plans:
         least = found.plans[0].cost
         if column_reductions(graph):
@@ -107,6 +114,16 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
         if found.plans:
             return None
         raise alone(found, cut) from None
+
+
+def in_groups(found: Candidates, long: Graph) -> ProgramPlan | None:
+    """The program of a chain's few long rows, which `long` reduces by groups; None where another plan takes less."""
+    graph, target, least_us = found.graph.written, found.target, math.inf
+    with suppress(NoPlan):
+        least_us = found.plans[0].cost.time_us if found.plans else cheapest(graph, target).time_us
+    with suppress(NoPlan):
+        return replace(cheapest(long, target, WORTH_GROUPING * least_us), graph=graph)
+    return None
 
 
 def cheapest(graph: Graph, target: Target, *limits: float) -> ProgramPlan:

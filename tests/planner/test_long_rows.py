@@ -1,0 +1,52 @@
+"""Few long rows are reduced by groups of their columns, where one kernel would leave most of a GPU idle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fusegen
+from fusegen import bf16, chain, dims, f32
+from fusegen import ops as F
+from fusegen.language.spec import Chain
+from fusegen.planner.programs.model import ProgramPlan
+from fusegen.targets import A100, H200, MI300X, Target
+from tests.tools import needs_compiler
+
+M, N = dims("M N")
+
+
+@chain(N=2**26)
+def clipped(x: bf16[N], most: f32) -> tuple[bf16[N], f32[1]]:
+    """Gradients, flat, by their norm."""
+    norm = F.norm(x)
+    return x * F.minimum(1.0, most / (norm + 1e-6)), norm
+
+
+@chain(M=2, N=2**23)
+def softmax(x: f32[M, N]) -> f32[M, N]:
+    return F.softmax(x)
+
+
+@pytest.mark.parametrize("target", [H200, A100, MI300X], ids=str)
+@pytest.mark.parametrize("spec", [clipped, softmax], ids=lambda spec: str(spec.name))
+def test_all_of_a_gpu_reads_a_row(spec: Chain, target: Target) -> None:
+    """One kernel of `clipped` took 302 us on an H200, and is expected to take 5288 on an A100."""
+    planned = fusegen.plan(spec, target)
+    assert isinstance(planned, ProgramPlan)
+    assert planned.time_us < 1.4 * planned.floor_us
+
+
+@pytest.mark.parametrize("sizes", [{"M": 1024, "N": 2**17}, {"M": 2, "N": 2**17 + 1}, {"M": 2, "N": 2**12}], ids=str)
+def test_rows_that_are_many_or_short_or_of_no_groups_are_one_kernel(sizes: dict[str, int]) -> None:
+    assert not isinstance(fusegen.plan(softmax.at(**sizes), A100), ProgramPlan)
+
+
+@needs_compiler
+@pytest.mark.parametrize("vendor", ["cuda:a100", "hip:mi300x"])
+def test_a_row_by_groups_is_what_numpy_makes_of_it(vendor: str) -> None:
+    x = np.random.default_rng(8).standard_normal((2, 2**18), dtype=np.float32)
+    program = fusegen.compile(softmax.at(N=2**18), vendor, on="emulator", validate=False)
+    assert isinstance(program, fusegen.Program)
+    wide = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    np.testing.assert_allclose(program(x), wide / wide.sum(-1, keepdims=True), rtol=1e-4)
