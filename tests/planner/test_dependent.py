@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fusegen
-from fusegen import chain, dims, f32, i32, pipeline
+from fusegen import chain, dims, f16, f32, i32, pipeline
 from fusegen import ops as F
 from fusegen.compiling import ptx
 from fusegen.emitting.rendering import render
@@ -25,7 +25,7 @@ from fusegen.targets import A100, H200, MI300X, Target
 from tests.chains_cut import logits_topk, mlp, residual_norm, routed
 from tests.specs import FEW, SHIPPED
 
-M, N = dims("M N")
+M, N, K = dims("M N K")
 WAIT, LAUNCH = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 LAYER = SHIPPED["decoder_layer"].at(**FEW["decoder_layer"])
 
@@ -77,6 +77,24 @@ def test_what_no_kernel_before_writes_may_be_read_ahead() -> None:
     assert "begins while the kernels before it run, and waits for them behind the first 2 slices of down" in str(
         planned(mlp)
     )
+
+
+def test_what_a_step_of_the_same_launch_writes_is_not_read_ahead() -> None:
+    """At more rows each step is a launch, and the product's began while its right factor was still written."""
+
+    @chain(M=5, N=64, K=2048)
+    def unpacked(x: f16[M, K], q: i32[N, K // 8], scale: f16[N, K // 128], zero: i32[N, K // 128]) -> f16[M, N]:
+        w = F.rearrange(F.stack([(q >> (4 * i)) & 15 for i in range(8)]), "n k e -> n (k e)")
+        grouped = (F.groups(w, 128) - zero[..., None]) * scale[..., None]
+        return x @ F.cast(F.rearrange(grouped, "n g k -> n (g k)"), f16).T
+
+    program = planned(unpacked)
+    written: set[str] = set()
+    for step in program.steps:
+        ahead = step.plan.dependent.ahead if step.plan.dependent else frozenset()
+        assert not {b.base for b in step.reads if b.tensor in ahead} & written
+        written |= {b.base for b in step.writes}
+    assert any(len(steps) > 1 and steps[-1].joined == "behind" for steps in program.launches)
 
 
 def test_an_operand_that_is_written_in_place_is_not_read_ahead() -> None:

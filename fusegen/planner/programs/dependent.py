@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from fusegen.planner.launching import launched
 from fusegen.planner.model import Dependent, Plan
-from fusegen.planner.programs.model import ProgramPlan, Step
+from fusegen.planner.programs.model import ProgramPlan, Step, names_of
 from fusegen.planner.traffic import Cost
 from fusegen.targets.base import Target
 
@@ -46,7 +46,7 @@ def dependent(program: ProgramPlan) -> ProgramPlan:
             triggers = place < last and in_time(step.plan)
             how = Dependent(place > 0, triggers, unwritten(step, written) if place else frozenset(), idle)
             found.append(replace(step, plan=launched(step.plan, how)))
-        written |= in_memory(program.written(place), program.graph.updates)
+            written |= in_memory(names_of(step.writes), program.graph.updates)  # behind it, too, where each is a launch
     return replace(program, steps=tuple(found))
 
 
