@@ -157,7 +157,10 @@ def slots(rng: np.random.Generator, shape: tuple[int, ...], limit: int) -> Array
 
 
 def made_wide(index: Array, limit: int, dtype: DType) -> Array:
-    """Indices in their type; of 64 bits what names nothing is by turns a number whose low 32 bits would name a row."""
+    """Indices in their type, of 8 bits the nearest that it has; of 64 bits what names nothing is by turns a number
+    whose low 32 bits would name a row."""
+    if dtype.bytes == 1:
+        return np.clip(index, int(dtype.least), int(dtype.largest)).astype(dtype.numpy)
     if dtype is not i64:
         return index
     wide = index.astype(np.int64)

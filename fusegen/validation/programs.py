@@ -459,7 +459,7 @@ class ProgramChecks(Checks):
                     law = exact(array)
                     other = other or bool((table[tensor.node].value != chosen_by_text(graph, table, array)).any())
                 else:
-                    op = "" if copied(tensor.node) else shown_by(nodes[base]).op.name
+                    op = "" if copied(tensor.node, tensor.dtype, graph) else shown_by(nodes[base]).op.name
                     law = as_stored(table[tensor.node], tensor.dtype, op, array.shape)
                 laws[base] = bound[tensor.name].whole(law, laws.get(base), got[base].shape)
         return compared, doubt
@@ -517,10 +517,11 @@ def chosen_by_text(graph: Graph, table: Mapping[Any, Bounded], columns: Array) -
     return np.asarray(top_columns(selection_key(graph.selection, table).value, columns.shape[-1]))
 
 
-def copied(node: Node) -> bool:
+def copied(node: Node, dtype: DType, graph: Graph) -> bool:
     """Does a kernel store what it read, which is of that type already?"""
-    joined = node.op.kind in (Kind.VIEW, Kind.JOIN)
-    return node.op.kind is Kind.INPUT or (joined and all(map(copied, node.inputs)))
+    if node.op.kind is Kind.INPUT:
+        return graph.tensor_of[node].dtype is dtype
+    return node.op.kind in (Kind.VIEW, Kind.JOIN) and all(copied(a, dtype, graph) for a in node.inputs)
 
 
 @np.errstate(all="ignore")

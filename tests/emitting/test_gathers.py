@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fusegen
-from fusegen import b8, bf16, chain, dims, f8e4m3, f32, i32
+from fusegen import b8, bf16, chain, dims, f8e4m3, f32, i8, i32, u8
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.errors import ArgumentError, NoPlan, SpecError
@@ -446,6 +446,26 @@ def biased_attention(q: bf16[H, S, D], k: bf16[H, N, D], v: bf16[H, N, D], table
 
 def test_attention_with_a_bias_from_a_table_is_two_kernels() -> None:
     assert steps_of(fusegen.compile(biased_attention, H200, on="emulator")) == 2
+
+
+@chain(M=9, N=24)
+def decoded_u8(q: u8[M, N], table: f32[16]) -> f32[M, N]:
+    return F.gather(table, (q >> 4) & 15) + F.gather(table, q & 15)
+
+
+@chain(M=9, N=24)
+def decoded_i8(q: i8[M, N], table: f32[16]) -> f32[M, N]:
+    return F.gather(table, (q >> 4) & 15) + F.gather(table, q & 15)
+
+
+@pytest.mark.parametrize("spec", [decoded_u8, decoded_i8], ids=lambda spec: str(spec.name))
+def test_codes_of_8_bits_name_values_of_a_table(spec: Chain, target: Target) -> None:
+    """As NF4 has them: two codes in a byte, and a table of 16 values."""
+    kernel = fusegen.compile(spec, target, on="emulator")
+    q = np.arange(9 * 24).reshape(9, 24).astype(spec.graph.inputs[0].dtype.numpy)
+    table = np.random.default_rng(8).standard_normal(16, dtype=np.float32)
+    wide = q.astype(np.int32)
+    np.testing.assert_array_equal(kernel(q, table), table[wide >> 4 & 15] + table[wide & 15])
 
 
 def test_what_gather_sum_takes() -> None:

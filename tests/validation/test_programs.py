@@ -29,7 +29,7 @@ except EmulatorUnavailable as error:
     pytest.skip(f"no emulator: {str(error).splitlines()[0]}", allow_module_level=True)
 
 
-M, H, V = dims("M H V")
+K, M, N, H, V = dims("K M N H V")
 
 
 def made(spec: Chain, target: str = "cuda:h200") -> Program:
@@ -247,9 +247,6 @@ def test_small_products_are_validated_as_they_are() -> None:
     assert smaller(made(mlp).plan) is None
 
 
-K, N = dims("K N")
-
-
 def sharp(scale: float) -> Chain:
     """Two products, then weights of logits so large that what the first product may be off is any of them."""
 
@@ -270,3 +267,16 @@ def test_kernels_behind_bounds_that_say_nothing_are_held_to_what_they_read() -> 
     assert caught(Program(right.plan, [*right.kernels[:-1], other.kernels[-1]], right.device))
     turned = replace(right.plan, graph=sharp(-1000.0).graph)  # the chain says what no kernel was made for
     assert caught(Program(turned, right.kernels, right.device))
+
+
+@pytest.mark.parametrize("target", ["cuda:h200", "cuda:a100", "hip:mi300x"])
+def test_a_factor_that_a_kernel_casts_is_what_the_cast_makes_of_it(target: str) -> None:
+    """The kernel that casts stores its operand as another type, and was taken to copy it."""
+
+    @chain(M=37, K=64, N=96)
+    def cast_weights(x: bf16[M, K], w: f32[N, K]) -> f32[M, N]:
+        return x @ F.cast(w, bf16).T
+
+    program = fusegen.compile(cast_weights, target, on="emulator")
+    assert isinstance(program, Program)
+    assert program.report.ok
