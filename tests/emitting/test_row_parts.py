@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fusegen
-from fusegen import Chain, Program, bf16, chain, dims, f32
+from fusegen import Chain, Program, bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.emulator import EmulatorUnavailable, compiler
@@ -137,6 +137,21 @@ def test_no_rows_sum_to_nothing() -> None:
     )))  # fmt: skip
     assert dx.shape == (0, 512)
     assert not dgamma.any()
+
+
+@pytest.mark.parametrize("vendor", ["cuda:h200", "hip:mi300x"])
+def test_rows_along_two_axes_by_whole_blocks_are_counted(vendor: str) -> None:
+    """Slots of each expert: ids lie in rows and choices, and a kernel of a block a row asked for no number of rows."""
+
+    @chain(M=37, N=512)
+    def counts(ids: i32[M, 4]) -> f32[N]:
+        return F.sum(F.one_hot(ids[..., None], N), axis=(0, 1), keepdims=False)
+
+    program: Any = fusegen.compile(counts, vendor, on="emulator")
+    assert program.plan.steps[0].plan.rule == "row_parts"
+    ids = np.random.default_rng(9).integers(-1, 513, (37, 4), dtype=np.int32)
+    wanted = np.bincount(ids[(ids >= 0) & (ids < 512)], minlength=512)
+    np.testing.assert_array_equal(program(ids), wanted)
 
 
 def test_rows_are_read_once() -> None:

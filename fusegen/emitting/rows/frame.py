@@ -251,7 +251,8 @@ class Frame:
     def rows_product(self) -> str:
         """The number of rows, where the kernel asks for it and no argument says it."""
         dims = self.plan.row_dims
-        if self.plan.flat or len(dims) == 1 or not (self.plan.lacks_rows or self.plan.folded):
+        asks = self.plan.lacks_rows or self.plan.folded or self.plan.takes_turns
+        if self.plan.flat or len(dims) == 1 or not asks:
             return ""
         return " * ".join(d.extent for d in dims) or "1"
 
