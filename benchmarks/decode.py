@@ -93,6 +93,15 @@ def measure(torch: Any, watch: Stopwatch, wanted: argparse.Namespace) -> None:
             apart = float((out.float() - expected).norm() / expected.norm())
             us = watch.time([program.prepare(q, k, v, length, out=out)], REPEATS).median
             say(f"fusegen{what}", us, f"{how(program)}, apart {apart:.1e}")
+        k8, v8 = (x.to(torch.float8_e4m3fn) for x in (k, v))
+        ones = torch.ones(HEADS, 1, 1, device="cuda")
+        expected8 = scaled_dot_product_attention(q, k8.to(q.dtype), v8.to(q.dtype)).float()
+        chain = chain_of("kv8_attention").at(B=batch, G=HEADS, R=QUERIES, T=keys, D=WIDTH)
+        for what, program in programs(chain, wanted):
+            out = program(q, k8, v8, ones, ones, length)
+            apart = float((out.float() - expected8).norm() / expected8.norm())
+            us = watch.time([program.prepare(q, k8, v8, ones, ones, length, out=out)], REPEATS).median
+            say(f"fusegen f8e4m3{what}", us, f"{how(program)}, apart {apart:.1e}", size=2 * k8.numel())
         for rows in wanted.pages:
             chain = chain_of("paged_attention").at(B=batch, G=HEADS, R=QUERIES, P=keys // rows, L=rows, D=WIDTH)
             table = torch.randperm(batch * keys // rows, device="cuda", dtype=torch.int32).reshape(batch, -1)

@@ -15,8 +15,8 @@ FOLDER = Path(__file__).resolve().parent.parent / "specs"
 SHIPPED = {chain.name: chain for chain in load_chains(FOLDER)}
 CUT = (
     "decode_attention", "decoder_layer", "decoder_layer_prefill", "fp8_norm_swiglu_quant", "groupnorm_silu",
-    "layernorm_backward", "linear_cross_entropy", "logits_argmax", "lora", "mla_decode", "mlp", "moe_layer",
-    "moe_mlp", "moe_routing", "o_proj_residual_rmsnorm", "paged_attention", "rmsnorm_backward",
+    "kv8_attention", "layernorm_backward", "linear_cross_entropy", "logits_argmax", "lora", "mla_decode", "mlp",
+    "moe_layer", "moe_mlp", "moe_routing", "o_proj_residual_rmsnorm", "paged_attention", "rmsnorm_backward",
 )  # fmt: skip
 VIEWED = {name: chain for name, chain in SHIPPED.items() if chain.graph.viewed and name not in CUT}  # a kernel each
 PROGRAMS = {**{name: SHIPPED[name] for name in CUT}, **VIEWED}
@@ -30,6 +30,7 @@ FEW = {
     "decoder_layer": {"B": 2, "D": 64, "H": 2, "G": 2, "E": 16, "T": 32, "U": 96},
     "grouped_fp8_block_gemm": {"T": 40, "N": 256, "K": 384, "E": 3},
     "grouped_mxfp4": {"T": 40, "N": 96, "K": 128, "E": 4},
+    "kv8_attention": {"B": 2, "G": 2, "R": 2, "T": 2100, "D": 32},
     "mla_decode": {"B": 2, "H": 20, "T": 2100, "D": 288, "E": 256},
     "moe_layer": {"T": 9, "D": 64, "H": 64, "E": 8},
     "moe_mlp": {"T": 40, "H": 96, "K": 64, "E": 4},

@@ -65,6 +65,19 @@ def eight_bits(name: str) -> dict[str, tuple[str, ...]]:
             'asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(static_cast<unsigned short>(halves)));',
             "return y;",
         ),
+        f"f16_pair_of_f8{name}": (
+            "unsigned halves;",
+            f'asm("cvt.rn.f16x2.{name}x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(codes)));',
+            "return halves;",
+        ),
+        f"bf16_pair_of_f8{name}": (
+            "unsigned halves;",
+            f'asm("cvt.rn.f16x2.{name}x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(codes)));',
+            "float low, high;",
+            'asm("cvt.f32.f16 %0, %1;" : "=f"(low) : "h"(static_cast<unsigned short>(halves)));',
+            'asm("cvt.f32.f16 %0, %1;" : "=f"(high) : "h"(static_cast<unsigned short>(halves >> 16)));',
+            *paired("__floats2bfloat162_rn", "__nv_bfloat162"),
+        ),
     }
 
 
@@ -395,6 +408,14 @@ SPELLING = Spelling(
         ),
         "fused_f16": fused("f16x2"),
         "fused_bf16": fused("bf16x2"),
+        # the lower 7 bits behind the exponent of 128 make 128 + those, of which 128 is taken, or 256 of the negative
+        "bf16_pair_of_i8": (
+            "const unsigned bytes = __byte_perm(codes, 0u, 0x4140);",
+            "const unsigned above = bytes & 0x007f007fu | 0x43004300u, less = bytes & 0x00800080u | 0x43004300u;",
+            "unsigned y;",
+            'asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(less), "r"(0xbf80bf80u), "r"(above));',
+            "return y;",
+        ),
         "wait_copies": ('asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");',),
     },
 )

@@ -54,7 +54,7 @@ class ScoresSpeller(ScoresWords):
             further = f" + v * {jump}" if passes > 1 else ""
             declares = [
                 f"const int {line} = threadIdx.x / {across}, {col} = threadIdx.x % {across} * {CHUNK};",
-                f"const {self.element}* const {name}_from = {base}{own} + {col};",
+                f"const {self.ctype(m.access.dtype)}* const {name}_from = {base}{own} + {col};",
             ]
             first = (f"(key0{further})" if further else "key0") if not rows else further.removeprefix(" + ")
             source = f"{name}_from" + (f" + {first} * {ld}" if ld and first else "")
@@ -64,7 +64,7 @@ class ScoresSpeller(ScoresWords):
                 declares.append(f"const unsigned {name}_to = ring_at + ({region}{line} * {name}_pitch + {col}) * 2;")
         else:
             col = at = "at"
-            declares = [f"const {self.element}* const {name}_from = {base};"]
+            declares = [f"const {self.ctype(m.access.dtype)}* const {name}_from = {base};"]
             lines = (
                 f"const int chunk = {'v * threads + ' if passes > 1 else ''}threadIdx.x, "
                 f"line = chunk / {across}, at = chunk % {across} * {CHUNK};"
@@ -88,7 +88,8 @@ class ScoresSpeller(ScoresWords):
             tests.append(f"{col} < {m.columns}")
         if guard and not m.copied and pages is None:
             tests.append(guard)
-        self.functions.add("copy_chunk" if m.copied else "load_chunk")
+        load = "load_codes" if m.coded else "load_chunk"
+        self.functions.add("copy_chunk" if m.copied else load)
         if not m.copied and not m.across:
             self.functions.add("store")
         if not m.copied and m.width > 1:
@@ -96,7 +97,8 @@ class ScoresSpeller(ScoresWords):
         return {
             "name": name,
             "m": m,
-            "type": self.vec(plan.dtype, CHUNK),
+            "type": f"Vec<unsigned, {CHUNK // WORD_BYTES}>" if m.coded else self.vec(plan.dtype, CHUNK),
+            "widened": f"widened_{m.access.dtype}(%s)" if m.coded else "%s",
             "declares": declares,
             "passes": passes,
             "guard": guard,
@@ -104,7 +106,7 @@ class ScoresSpeller(ScoresWords):
             "looked_up": looked_up,
             "found": found,
             "copied": f"copy_chunk<{m.width}>",
-            "load": f"load_chunk<{m.width}>",
+            "load": f"{load}<{m.width}>",
             "source": source,
             "count": f"{all_of(*tests)} ? {CHUNK} : 0" if tests else str(CHUNK),
             "place": place,
@@ -129,9 +131,22 @@ class ScoresSpeller(ScoresWords):
         """The 32-bit words of 16 bytes, where these are loaded as such: where the compiler would take a tested vector
         of halves apart, and every operand allows words. Else 0."""
         plan = self.plan
-        brought = [m for m in (plan.query, plan.key, getattr(plan, "value", None)) if m is not None and not m.copied]
+        matrices = [m for m in (plan.query, plan.key, getattr(plan, "value", None)) if m is not None]
+        brought = [m for m in matrices if not (m.copied or m.coded)]
         whole = all(m.width * plan.dtype.bytes >= WORD_BYTES for m in brought)
         return CHUNK * plan.dtype.bytes // WORD_BYTES if whole and self.spelling.tested_loads_wait else 0
+
+    def widening(self) -> list[Mapping[str, Any]]:
+        """The functions that make numbers of the factors' type of eight of 8 bits: of two by the target's own
+        instructions, where it has such, or of each."""
+        brought = [m for m in (self.plan.key, getattr(self.plan, "value", None)) if m is not None and m.coded]
+        made: list[Mapping[str, Any]] = []
+        for dtype in dict.fromkeys(m.access.dtype for m in brought):
+            pair = self.spelling.functions.get(f"{self.plan.dtype}_pair_of_{dtype}", ())
+            code = f"static_cast<{self.ctype(dtype)}>(words.at[j / 4] >> j % 4 * 8)"
+            value = "" if pair else self.to_storage(self.plan.dtype, self.to_value(dtype, code))
+            made.append({"name": f"widened_{dtype}", "pair": pair, "value": value})
+        return made
 
     def pages_first(self, m: Matrix, passes: int) -> bool:
         """Are the pages of all of a thread's lines looked up before the first of them is loaded? Loads come back in

@@ -241,6 +241,7 @@ class WeightsSpeller(WrittenWords):
             "element": self.element,
             "chunk": CHUNK,
             "chunk_words": self.chunk_words,
+            "widening": [],
             "copy_bodies": {"copy_chunk": self.spelling.functions.get(f"copy_chunk_{plan.dtype.bytes}", ())},
             "mma": mma,
             "atom": {

@@ -25,7 +25,7 @@ class WideAttentionSpeller(AttentionSpeller):
 
     @property
     def place_of_sums(self) -> str:
-        return "m * sums_stride + col - first_col"
+        return "m * sums_stride + col" + " - first_col" * (self.plan.column_passes > 1)
 
     def values(self) -> Mapping[str, Any]:
         """Values that come with the keys are brought by nobody."""
@@ -58,9 +58,16 @@ class WideAttentionSpeller(AttentionSpeller):
             *(["constexpr int stage_bytes = 2 * stage_elements;"] if plan.atom.kind == "mma" else []),
             *([] if t.held else [f"constexpr int {query}_at = {plan.query_at};"]),
             f"constexpr int weights_at = {plan.weights_at}, told_at = {plan.told_at};  // halves, and bytes",
-            "// columns of sums in shared memory at a time, and floats of a row of them",
-            f"constexpr int columns_at_once = {plan.columns_at_once}, sums_stride = {plan.sums_stride};",
+            *self.sums_sizes(),
             *self.page_sizes(),
+        ]
+
+    def sums_sizes(self) -> list[str]:
+        if self.plan.column_passes == 1:
+            return [f"constexpr int sums_stride = {self.plan.sums_stride};  // floats of a row of sums"]
+        return [
+            "// columns of sums in shared memory at a time, and floats of a row of them",
+            f"constexpr int columns_at_once = {self.plan.columns_at_once}, sums_stride = {self.plan.sums_stride};",
         ]
 
     def chunks(self) -> list[str]:

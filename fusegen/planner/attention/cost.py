@@ -52,7 +52,10 @@ def registers_of(tile: AttentionTile, atom: Atom, query: Matrix, key: Matrix, va
     held = rows * query.padded // (2 * lanes) if tile.held else 8
     if atom.repeated:  # lanes that share a row have the same of it
         held *= lanes // atom.rows
-    fetched = sum(m.elements // (2 * tile.warps * lanes) for m in (key, value) if not m.copied and tile.ahead)
+    threads = tile.warps * lanes
+    fetched = sum(
+        m.elements * m.access.dtype.bytes // (4 * threads) for m in (key, value) if not m.copied and tile.ahead
+    )
     return USUAL_REGISTERS + sums + scores + scores // 2 + held + fetched + row_values * ROW_VALUE_REGISTERS
 
 

@@ -44,6 +44,7 @@ TILE, SCORE, BF16, OPERATION, SHARED_OPERATION, SUM, BROUGHT, PAGE = 27, 4.2, 7.
 HALF = 0.35  # of a half that is read by itself
 SPECIAL = 12.0  # of tanh, and the like,
 DRAW = 14.0  # and of random bits
+WIDENED_SLOTS = 10.0  # of each number of 8 bits that becomes one of 16 on its way, by hiprtc's code
 # Those of a quarter of the rate among them
 SLOW_SPECIAL, SLOW_DRAW, SLOW_PAGE = 2, 9.5, 2.5
 SPECIAL_FLOPS = 4  # from which on an operation is one of those
@@ -269,7 +270,9 @@ def mfma_us(
     memory = moved.ideal / (target.dram_gbs * COPY_SHARE * 1e3)
     filled = fill_share(target, resident, down) * blocks * tiles * loop.bytes
     filled /= unit.cache_bytes * unit.ghz * target.sms * 1e3
-    return LAUNCH_US / 2 + overlapped((cycles / (unit.ghz * 1e3), memory, filled), LAUNCH_EXPONENT)
+    widened = WIDENED_SLOTS * blocks * tiles * loop.keys * (loop.depth + loop.width) if found.coded else 0.0
+    widening = widened * 2 / (target.fp32_tflops * 1e6)
+    return LAUNCH_US / 2 + widening + overlapped((cycles / (unit.ghz * 1e3), memory, filled), LAUNCH_EXPONENT)
 
 
 def keys_bytes(found: Recognized, moved: Traffic) -> float:

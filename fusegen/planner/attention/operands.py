@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from fusegen.language.graph import Graph, Tensor, once_per_graph
 from fusegen.language.naming import value_names
 from fusegen.language.types import size_of
-from fusegen.planner.attention.parts import Matrix, Pages
-from fusegen.planner.attention.recognition import Recognized, inputs_of, of_row, recognized
+from fusegen.planner.attention.parts import CHUNK, Matrix, Pages
+from fusegen.planner.attention.recognition import MOST_DEPTH, Recognized, inputs_of, of_row, recognized
 from fusegen.planner.attention.written import Written
+from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Layout, Param, RowDim
 from fusegen.planner.parts import Gathered, Transport
 from fusegen.planner.pieces import VECTOR_BYTES, argument, named_dims, params_of, stride_name
@@ -108,10 +109,11 @@ def behind_products(found: Recognized) -> frozenset[str]:
 
 
 def accesses_of(
-    graph: Graph, uses: tuple[Use, ...], dims: tuple[RowDim, ...], layout: Layout, together: Mapping[str, int]
-) -> Mapping[tuple[str, str], Access]:
+    graph: Graph, uses: tuple[Use, ...], dims: tuple[RowDim, ...], layout: Layout, together: Mapping[str, int],
+    coded: tuple[str, ...] = (),
+) -> Mapping[tuple[str, str], Access]:  # fmt: skip
     """Each use of each tensor, by its name and place. Of what lies by rows, `together` elements move at a time, one
-    where it says nothing."""
+    where it says nothing; of factors 16 bytes, or eight numbers where they are `coded`."""
     made = dict[tuple[str, str], Access]()
     names = value_names(graph)
     results = {t.name for t in graph.outputs}
@@ -122,7 +124,8 @@ def accesses_of(
         name = tensor.name if output else names[tensor.node]
         if tensor.name in often and place != "tile":
             name = f"{name}_{place}"
-        most = VECTOR_BYTES if use.place in ("left", "right") else together.get(tensor.name, 0) * tensor.dtype.bytes
+        chunk = CHUNK * tensor.dtype.bytes if tensor.name in coded else VECTOR_BYTES
+        most = chunk if use.place in ("left", "right") else together.get(tensor.name, 0) * tensor.dtype.bytes
         width = width_of(graph, layout, tensor, most) if most else 1
         made[tensor.name, place] = access_of(graph, dims, use, name, output, width)
     return made
@@ -198,13 +201,22 @@ def pages_of(
     return Pages(accesses[names.name, "pages"], size_of(tensor.shape[-2], sizes), size_of(names.shape[-1], sizes))
 
 
+def need_uncoded(found: Recognized) -> None:
+    """Raises NoMatch for keys or values of 8 bits, in kernels that multiply them as they lie."""
+    if found.coded:
+        raise NoMatch(
+            f"{found.coded[0]} lies in memory as numbers of 8 bits; attention makes {found.dtype} of such on their way "
+            f"where several warps share 16 queries, of rows of up to {MOST_DEPTH} numbers"
+        )
+
+
 def matrix(
     access: Access, target: Target, columns: int, lines: int, unit: int, values: bool = False,
-    pages: Pages | None = None, banks: int = 0,
+    pages: Pages | None = None, banks: int = 0, coded: bool = False,
 ) -> Matrix:  # fmt: skip
     """Rows on their way to shared memory, `columns` long there but for what fills the last `unit` of a fragment;
-    `banks`: as a Matrix has them."""
-    copied = target.async_copies and access.mode == "vector"
+    `banks` and `coded`: as a Matrix has them."""
+    copied = target.async_copies and access.mode == "vector" and not coded
     transport: Transport = "cp.async" if copied else "plain"
     return Matrix(
         access=access,
@@ -216,6 +228,7 @@ def matrix(
         across=values and not target.async_copies,
         pages=pages,
         banks=banks,
+        coded=coded,
     )
 
 

@@ -59,7 +59,8 @@ class Pages:
 class Matrix:
     """Rows of queries, keys or values, as they get into shared memory: `width` elements at a time, `columns` of them,
     in lines padded to whole fragments, `chunks` of 16 bytes from one line to the next. `across`: lines are columns.
-    `banks`: of shared memory, where lanes of an MFMA's wave read; 0 elsewhere."""
+    `banks`: of shared memory, where lanes of an MFMA's wave read; 0 elsewhere. `coded`: numbers of 8 bits, which become
+    those of the factors' type on their way."""
 
     access: Access
     transport: Transport
@@ -70,6 +71,7 @@ class Matrix:
     across: bool = False
     pages: Pages | None = None
     banks: int = 0
+    coded: bool = False
 
     @property
     def name(self) -> str:
@@ -283,6 +285,11 @@ class AttentionPlan(ScoresPlan):
     weight: ElementBody
     draws: tuple[Draw, ...]  # for the weight, before it
     behind: Behind
+
+    @property
+    def widens(self) -> bool:
+        """Do numbers of 8 bits become those of the factors' type on their way?"""
+        return self.key.coded or self.value.coded
 
     @property
     def stage_elements(self) -> int:

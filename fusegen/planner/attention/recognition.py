@@ -25,17 +25,33 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fusegen.language.graph import CASTS, Graph, Kind, Node, Tensor, behind, once_per_graph, plain
+from fusegen.language.graph import CASTS, ROUNDS, Graph, Kind, Node, Tensor, behind, once_per_graph, plain
 from fusegen.language.ordering import with_nodes
 from fusegen.language.products import Unsplittable, is_computed
 from fusegen.language.sharing import share_common
 from fusegen.language.trace import OPS
-from fusegen.language.types import DType, Size, f32, shape_text, size_of
+from fusegen.language.types import (
+    DType,
+    Size,
+    bf16,
+    f8e4m3,
+    f8e4m3fnuz,
+    f8e5m2,
+    f8e5m2fnuz,
+    f16,
+    f32,
+    i8,
+    shape_text,
+    size_of,
+    u8,
+)
 from fusegen.planner.matching import drawn
 from fusegen.planner.rewrites import hoist_scales
 from fusegen.targets.atoms import Fragment
 
 EXPONENTIALS = ("exp", "exp2")
+CODES = frozenset((f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, i8, u8))  # of 8 bits: f16 and bf16 have all their numbers
+WIDENED_BY = (ROUNDS[f16], ROUNDS[bf16], "to_f32")  # what stands between these and a factor
 MOST_DEPTH = 256  # numbers of a key or a value, of which a warp has the sums of 16 rows
 
 
@@ -114,6 +130,11 @@ class Recognized(Scored):
     weights: Node
     product: Node
     value: Tensor
+
+    @property
+    def coded(self) -> tuple[str, ...]:
+        """Of keys and values those that lie in memory as numbers of 8 bits, by their names."""
+        return tuple(t.name for t in (self.key, self.value) if t.dtype is not self.dtype)
 
     @property
     def parts(self) -> int:
@@ -363,14 +384,15 @@ def parts_of(graph: Graph, softmax: Softmax) -> Recognized:
         for side, factor in zip(("left", "right"), product.inputs, strict=True):
             if product is second and side == "left":
                 continue
-            if not plain(factor) and paged(factor) is None:
+            coded = side == "right" and is_coded(graph, factor, graph.factor_types[product])
+            if not (plain(factor) or coded or (paged(factor) is not None and len(steps_to(factor)) <= 2)):
                 raise Unsplittable(
                     f"the {side} factor of the product at {product.where} is computed; attention reads queries, keys "
                     "and values as they lie in memory"
                 )
-    if first.inputs[0].op.kind is Kind.TRANSPOSE or first.inputs[1].op.kind is not Kind.TRANSPOSE:
+    if is_turned(first.inputs[0]) or not is_turned(first.inputs[1]):
         raise Unsplittable(f"the product at {first.where}: attention takes rows of queries and rows of keys, q @ k.mT")
-    if second.inputs[1].op.kind is Kind.TRANSPOSE:
+    if is_turned(second.inputs[1]):
         raise Unsplittable(f"the product at {second.where}: attention takes rows of values, softmax(..) @ v")
     types = {graph.factor_types[n] for n in graph.products}
     if len(types) > 1:
@@ -394,17 +416,43 @@ def parts_of(graph: Graph, softmax: Softmax) -> Recognized:
     return found
 
 
+def steps_to(factor: Node) -> tuple[Node, ...]:
+    """A factor, and what it is a transpose or a cast of, down to what lies in memory, or to rows of pages."""
+    found = [factor]
+    while found[-1].op.kind is Kind.TRANSPOSE or found[-1].op.name in WIDENED_BY:
+        found.append(found[-1].inputs[0])
+    return tuple(found)
+
+
 def paged(factor: Node) -> Node | None:
     """The rows of pages that a factor is, whichever way round; None of one that lies in memory."""
-    node = factor.inputs[0] if factor.op.kind is Kind.TRANSPOSE else factor
+    node = steps_to(factor)[-1]
     return node if node.op.name == "paged_rows" else None
 
 
 def read_of(factor: Node) -> Node:
     """The operand that a factor lies in, whole or in pages."""
-    if (pages := paged(factor)) is not None:
-        return pages.inputs[0]
-    return factor.inputs[0] if factor.op.kind is Kind.TRANSPOSE else factor
+    node = steps_to(factor)[-1]
+    return node.inputs[0] if node.op.name == "paged_rows" else node
+
+
+def is_turned(factor: Node) -> bool:
+    return any(node.op.kind is Kind.TRANSPOSE for node in steps_to(factor))
+
+
+def widens_codes(graph: Graph, node: Node) -> bool:
+    """Is it a cast of an operand of 8-bit numbers, or of rows of its pages, by way of views?"""
+    casts = False
+    while node.op.kind in (Kind.VIEW, Kind.GATHER) or node.op.name in WIDENED_BY:
+        casts |= node.op.name in WIDENED_BY
+        node = node.inputs[0]
+    return casts and node.op.kind is Kind.INPUT and graph.tensor_of[node].dtype in CODES
+
+
+def is_coded(graph: Graph, factor: Node, dtype: DType) -> bool:
+    """Is it an operand of 8-bit numbers, all of which are numbers of the factors' type, and nothing else?"""
+    read = read_of(factor)
+    return read.op.kind is Kind.INPUT and dtype in (f16, bf16) and graph.tensor_of[read].dtype in CODES
 
 
 def need_elements(found: Recognized) -> None:

@@ -24,6 +24,7 @@ from fusegen.planner.attention.operands import (
     behind_products,
     dims_of,
     matrix,
+    need_uncoded,
     pages_of,
     params_by_rows,
 )
@@ -71,6 +72,8 @@ def attention(graph: Graph, target: Target, layout: Layout) -> Iterator[Attentio
     found = checked(graph)
     atom = chained(target, found)
     need_narrow(found)
+    if target.async_copies:
+        need_uncoded(found)
     keys, depth = (size_of(size, graph.sizes) for size in (found.keys, found.depth))
     mask = mask_of(found)
     fits_any = False
@@ -145,16 +148,16 @@ def candidate(
     vector = next(v for v in (8, 4, 2, 1) if width % v == 0)
     dims = dims_of(lowered, attention_uses(lowered), layout)
     together = dict.fromkeys(behind_products(found), vector)
-    accesses = accesses_of(lowered, attention_uses(lowered), dims, layout, together)
+    accesses = accesses_of(lowered, attention_uses(lowered), dims, layout, together, found.coded)
     banks = banks_of(target)
     query = matrix(accesses[found.query.name, "left"], target, depth, tile.rows, atom.k, banks=banks)
     key = matrix(
         accesses[found.key.name, "right"], target, depth, tile.keys, atom.k,
-        pages=pages_of(found, found.key, accesses), banks=banks,
+        pages=pages_of(found, found.key, accesses), banks=banks, coded=found.key.name in found.coded,
     )  # fmt: skip
     value = matrix(
         accesses[found.value.name, "values"], target, width, tile.keys, 16, values=True,
-        pages=pages_of(found, found.value, accesses), banks=banks,
+        pages=pages_of(found, found.value, accesses), banks=banks, coded=found.value.name in found.coded,
     )  # fmt: skip
     room = shared_bytes(tile, found.dtype, query, key, value)
     rows = sum(1 for n in found.score_body if of_row(n) and (is_computed(n) or (n.op.kind is Kind.INPUT and n.shape)))

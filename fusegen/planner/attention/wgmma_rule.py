@@ -15,6 +15,7 @@ from fusegen.planner.attention.operands import (
     behind_products,
     dims_of,
     matrix,
+    need_uncoded,
     pages_of,
     params_by_rows,
 )
@@ -51,6 +52,7 @@ def attention_wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[Wg
         raise NotFor(f"{target.arch} has no wgmma; sm_90a has")
     found = checked(graph)
     need_narrow(found)
+    need_uncoded(found)
     atom = next(iter(target.atoms_of("warpgroup", found.dtype)), None)
     if atom is None:
         raise NoMatch(f"{target.arch} has no wgmma for factors of {found.dtype}")

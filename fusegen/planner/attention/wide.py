@@ -6,6 +6,9 @@ Several warps, `beside` each other, share 16 rows of queries. Of a tile's scores
 largest logits meet in shared memory, and so do the weights, which all of them then multiply: each with some columns of
 the values, as many as its registers hold sums of. Where the values are the first columns of the keys, as those of
 multi-head latent attention are, a tile is brought once, for both products.
+
+Keys and values of 8 bits go this way too, however short: few queries read them, and of blocks of two warps an SM has
+many, whose loads are on their way while others widen and multiply.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ TILES = (
 )  # fmt: skip
 # and by way of registers
 WAVES = ((64, 64, 16, 1), (64, 32, 8, 1), (32, 64, 8, 1), (32, 32, 4, 1), (16, 64, 4, 1), (16, 32, 2, 1))
+# the same, of numbers of 8 bits: a second stage gains nothing
+CODED = ((16, 32, 2, 1), (16, 64, 4, 1), (32, 32, 4, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +90,11 @@ class WideAttentionPlan(AttentionPlan):
         return min(COLUMNS_AT_ONCE, self.value.padded)
 
     @property
+    def column_passes(self) -> int:
+        """In which sums go through shared memory."""
+        return -(-self.value.columns // self.columns_at_once)
+
+    @property
     def sums_stride(self) -> int:
         return self.columns_at_once + SUMS_PADDING_FLOATS
 
@@ -130,5 +140,6 @@ def registers_of(
     scores = GROUP_ROWS * tile.keys // (beside(tile) * lanes)
     held = GROUP_ROWS * query.padded // (2 * lanes) if tile.held else 8
     brought = (key,) if shared else (key, value)
-    fetched = sum(m.elements // (2 * tile.warps * lanes) for m in brought if not m.copied and tile.ahead)
+    threads = tile.warps * lanes
+    fetched = sum(m.elements * m.access.dtype.bytes // (4 * threads) for m in brought if not m.copied and tile.ahead)
     return USUAL_REGISTERS + sums + scores + held + fetched + row_values * ROW_VALUE_REGISTERS

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fusegen.language.graph import Graph
 from fusegen.language.types import size_of
+from fusegen.planner.attention.coded_cost import coded_us
 from fusegen.planner.attention.cost import (
     APART,
     BEHIND_WGMMA_SHARE,
@@ -58,6 +59,9 @@ def estimate(
     resident = max(1, resident_blocks(target, tile.warps * target.warp, registers, room))
     if unit is not None:
         time = mfma_us(graph, found, mask, target, unit, loop, moved, share, resident)
+        return cost_of(found, moved, target, time, room, registers, resident)
+    if found.coded:
+        time = coded_us(graph, found, target, tile, moved, share, resident)
         return cost_of(found, moved, target, time, room, registers, resident)
     *others, rows = (size_of(size, graph.sizes) for size in graph.shape[:-1])
     keys, depth, width = (size_of(size, graph.sizes) for size in (found.keys, found.depth, found.width))

@@ -15,6 +15,7 @@ from fusegen.planner.attention.operands import (
     behind_products,
     dims_of,
     matrix,
+    need_uncoded,
     pages_of,
 )
 from fusegen.planner.attention.parts import AttentionTile
@@ -28,6 +29,7 @@ from fusegen.planner.attention.rule import (
     plan_of,
 )
 from fusegen.planner.attention.wide import (
+    CODED,
     GROUP_ROWS,
     TILES,
     WAVES,
@@ -48,8 +50,11 @@ def attention_wide(graph: Graph, target: Target, layout: Layout) -> Iterator[Wid
     if not is_attention(graph):
         raise NotFor("attention is for two products with a softmax between them")
     found = checked(graph)
-    if not is_wide(found):
+    by_wmma = any(atom.kind == "wmma" for atom in target.chained)
+    if not is_wide(found) and (by_wmma or not found.coded):
         raise NotFor(f"keys and values of up to {MOST_DEPTH} numbers: one warp has the sums of 16 rows")
+    if is_wide(found):
+        need_uncoded(found)
     atom = chained(target, found)
     if atom.kind == "wmma":
         raise NoMatch(
@@ -58,7 +63,7 @@ def attention_wide(graph: Graph, target: Target, layout: Layout) -> Iterator[Wid
     keys, depth, width = (size_of(size, graph.sizes) for size in (found.keys, found.depth, found.width))
     mask = mask_of(found)
     plans = []
-    for rows, tile_keys, warps, stages in TILES if target.async_copies else WAVES:
+    for rows, tile_keys, warps, stages in CODED if found.coded else TILES if target.async_copies else WAVES:
         tile = AttentionTile(rows, tile_keys, warps, stages, held=not target.async_copies)
         fits = deals(tile, found) and tile_keys < 2 * max(32, keys) and tile_keys % (GROUP_ROWS * beside(tile)) == 0
         if fits and width % (GROUP_ROWS * beside(tile)) == 0:
@@ -82,20 +87,23 @@ def candidate(
     uses = attention_uses(lowered)
     dims = dims_of(lowered, uses, layout)
     together = dict.fromkeys(behind_products(found), vector)
-    accesses = dict(accesses_of(lowered, uses, dims, layout, together))
+    accesses = dict(accesses_of(lowered, uses, dims, layout, together, found.coded))
     shared = are_columns_of_keys(found, layout)
     value_access = accesses[found.value.name, "values"]
     if shared:  # it is read as columns of the key
         del accesses[found.value.name, "values"]
     query = matrix(accesses[found.query.name, "left"], target, depth, tile.rows, atom.k)
     key = matrix(
-        accesses[found.key.name, "right"], target, depth, tile.keys, atom.k, pages=pages_of(found, found.key, accesses)
-    )
+        accesses[found.key.name, "right"], target, depth, tile.keys, atom.k,
+        pages=pages_of(found, found.key, accesses), coded=found.key.name in found.coded,
+    )  # fmt: skip
     pages = None if shared else pages_of(found, found.value, accesses)
-    value = matrix(value_access, target, width, tile.keys, GROUP_ROWS, pages=pages)
+    value = matrix(
+        value_access, target, width, tile.keys, GROUP_ROWS, pages=pages, coded=found.value.name in found.coded
+    )
     if shared:
         value = replace(value, transport=key.transport)
-    if target.async_copies and not (key.copied and (shared or value.copied)):
+    if target.async_copies and not (found.coded or (key.copied and (shared or value.copied))):
         tile = replace(tile, ahead=False)  # no registers are left for what would be on its way
     room = shared_bytes(tile, found.dtype, query, key, value, shared)
     rows = sum(1 for n in found.score_body if of_row(n) and (is_computed(n) or (n.op.kind is Kind.INPUT and n.shape)))

@@ -14,6 +14,7 @@ from fusegen.planner.attention.operands import (
     behind_products,
     dims_of,
     matrix,
+    need_uncoded,
     pages_of,
     params_by_rows,
 )
@@ -49,6 +50,7 @@ def attention_wide_wgmma(graph: Graph, target: Target, layout: Layout) -> Iterat
     found = checked(graph)
     if not is_wide(found):
         raise NotFor(f"keys and values of up to {MOST_DEPTH} numbers: one warpgroup has the sums of 64 rows")
+    need_uncoded(found)
     atom = next(iter(target.atoms_of("warpgroup", found.dtype)), None)
     if atom is None:
         raise NoMatch(f"{target.arch} has no wgmma for factors of {found.dtype}")

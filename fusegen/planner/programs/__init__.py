@@ -16,7 +16,9 @@ from typing import Any
 from fusegen.errors import NoPlan
 from fusegen.language.axes import column_reductions
 from fusegen.language.graph import Graph, plain
+from fusegen.language.types import size_of
 from fusegen.planner import candidates
+from fusegen.planner.attention.parts import AttentionPlan
 from fusegen.planner.attention.recognition import is_attention
 from fusegen.planner.launching import as_launched
 from fusegen.planner.model import Candidates, Plan
@@ -51,7 +53,10 @@ WASTED = 3.5  # times its floor
 
 def is_wasteful(plan: Plan) -> bool:
     """Is it attention of long rows of which few queries share keys? Blocks are many then, each reads all keys, and
-    products apart may take less."""
+    products apart may take less. Or does it widen keys or values of 8 bits again for each of several tiles of rows?
+    Widened once, they are what faster kernels multiply as they lie."""
+    if isinstance(plan, AttentionPlan) and plan.widens:
+        return size_of(plan.graph.shape[-2], plan.graph.sizes) > plan.tile.rows
     return plan.rule.startswith("attention_wide") and plan.cost.time_us > WASTED * plan.cost.floor_us
 
 

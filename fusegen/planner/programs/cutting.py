@@ -11,6 +11,7 @@ from fusegen.language.nodes import size_number
 from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
 from fusegen.language.types import DType, TensorType, f32
+from fusegen.planner.attention.recognition import is_attention, widens_codes
 from fusegen.planner.programs.model import Stored
 
 WORTH_STORING = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.PRODUCT, Kind.BIAS, Kind.SELECT, Kind.GATHER,
@@ -23,6 +24,14 @@ def with_vectors(product: Node, graph: Graph) -> Node:
     while users := [u for u in graph.users[node] if u.op.kind is Kind.BIAS or u.op.name == "to_f32"]:
         node = users[0]
     return product if node.op.name == "to_f32" else node
+
+
+def widened_factors(graph: Graph) -> frozenset[Node]:
+    """Of attention, the casts of keys and values of 8 bits: in memory, all of them are factors as they lie."""
+    if not is_attention(graph):
+        return frozenset()
+    rights = (shown_by(factor) for product in graph.products for factor in product.inputs[1:2])
+    return frozenset(factor for factor in rights if widens_codes(graph, factor))
 
 
 @once_per_graph

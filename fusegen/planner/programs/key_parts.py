@@ -35,8 +35,8 @@ FEW_ROWS = 64  # queries of a head, or of heads that share keys, at most: more o
 FEW_WIDE_ROWS = 512  # of long rows: all heads share a row of latent keys, of one token or of a few drafted ones
 WIDE_ROWS = 64  # of them in a block
 # keys of a tile: for wgmma, and of 16 queries each for mma.sync and for MFMA; and of long rows
-WGMMA_TILES, COPIED_TILES, TILES, WIDE_TILES = (128, 64), (64,), (32,), (64, 32)
-BLOCKS_AN_SM = (0.5, 1, 2, 4)
+WGMMA_TILES, COPIED_TILES, TILES, WIDE_TILES = (128, 64), (64,), (32,), (64, 32)  # the last of 8 bits too
+BLOCKS_AN_SM, CODED_BLOCKS_AN_SM = (0.5, 1, 2, 4), (2, 4, 8)  # those that widen numbers of 8 bits are small
 FEW_PARTS = (2, 4)
 # of a part, of keys that are too few for a GPU's places: without copies past the registers a tile takes microseconds
 FEW_TILES = (1, 2)
@@ -58,7 +58,13 @@ def keys_parted(step: Lowered, target: Target, dealt: tuple[int, int] | None = N
     behind = (*found.epilogue, *found.between(found.pivot, (found.top,)))
     if any(n.op.kind is not Kind.MAP and n.op.name != "literal" and n.op.kind is not Kind.INPUT for n in behind):
         return
-    numbers = [dealt] if dealt else numbers_of_parts(graph, size_of(found.keys, graph.sizes), target, wide)
+    numbers = (
+        [dealt]
+        if dealt
+        else numbers_of_parts(
+            graph, size_of(found.keys, graph.sizes), target, wide, bool(found.coded) and target.async_copies
+        )
+    )
     for tile, parts in numbers:
         try:
             yield Halves(step, found, tile, parts).result()
@@ -66,16 +72,19 @@ def keys_parted(step: Lowered, target: Target, dealt: tuple[int, int] | None = N
             return
 
 
-def numbers_of_parts(graph: Graph, keys: int, target: Target, wide: bool = False) -> Iterator[tuple[int, int]]:
+def numbers_of_parts(
+    graph: Graph, keys: int, target: Target, wide: bool = False, small: bool = False
+) -> Iterator[tuple[int, int]]:
     """Keys of a tile, and parts: as many as give a GPU so many blocks for each SM, and a few; each has as many tiles as
-    another or one less."""
+    another or one less. `small`: blocks are, as those that widen numbers of 8 bits."""
     heads = max(1, math.prod(size_of(size, graph.sizes) for size in graph.shape[:-2]))
     if wide:
         heads *= -(-max(1, size_of(graph.shape[-2], graph.sizes)) // WIDE_ROWS)
     narrow = WGMMA_TILES if target.wgmma else COPIED_TILES if target.async_copies else TILES
-    for tile in WIDE_TILES if wide else narrow:
+    for tile in WIDE_TILES if wide or small else narrow:
         count = -(-keys // tile)
-        wanted = {*FEW_PARTS, *(int(target.sms * blocks / heads) for blocks in BLOCKS_AN_SM)}
+        wanted = {int(target.sms * each / heads) for each in (CODED_BLOCKS_AN_SM if small else BLOCKS_AN_SM)}
+        wanted |= set(FEW_PARTS)
         if not target.async_copies:
             wanted |= {-(-count // tiles) for tiles in FEW_TILES}
         for parts in sorted({-(-count // -(-count // parts)) for parts in wanted if 1 < parts <= count}):

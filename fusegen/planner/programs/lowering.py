@@ -29,7 +29,7 @@ from fusegen.language.sizes import Dim, Expr, Shape, Size, broadcast, dims_in, s
 from fusegen.language.trace import OPS
 from fusegen.language.types import TensorType, i32
 from fusegen.language.views import View, made
-from fusegen.planner.attention.recognition import is_attention
+from fusegen.planner.attention.recognition import is_attention, widens_codes
 from fusegen.planner.programs.cutting import made_of_arrays
 from fusegen.planner.programs.grouping import groups_in_rows
 from fusegen.planner.programs.pages import Paged, paged_in
@@ -38,6 +38,7 @@ from fusegen.planner.programs.seen import (
     along_row,
     before,
     behind_rows,
+    cast_of,
     lies_across,
     name_of_view,
     number,
@@ -538,6 +539,9 @@ class Lowering:
         return replace(node, inputs=(made_left, made_right, *ends, *scales), shape=shape)
 
     def factor(self, node: Node, view: View, of: Node) -> Node:
+        if self.attention and widens_codes(self.graph, node):
+            shown = view if node.view is None else self.composed(view, node.view, node)
+            return cast_of(node, self.factor(node.inputs[0], shown, of))
         if self.attention and (pages := paged_in(node, view)) is not None:
             return self.pages(pages)
         if self.attention and (pages := paged_in(node, across(view))) is not None:
@@ -553,9 +557,7 @@ class Lowering:
 
     def plainly(self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], bounds: tuple[Bound, ...]) -> Lowered:
         """The graph with a dim for each computed size, which has a name of its own."""
-        nodes = Graph(
-            self.graph.name, self.graph.doc, self.graph.where, inputs, outputs, {}, self.graph.sizes
-        ).nodes  # fmt: skip
+        nodes = Graph(self.graph.name, self.graph.doc, self.graph.where, inputs, outputs, {}, self.graph.sizes).nodes
         table: dict[Node, Node] = {}
         for tensor in inputs:
             table[tensor.node] = replace(tensor.node, shape=self.plain(tensor.node.shape))
@@ -567,17 +569,15 @@ class Lowering:
             table[node] = replace(node, inputs=arguments, shape=self.plain(node.shape), size=size)
 
         def tensor_of(tensor: Tensor) -> Tensor:
-            type = TensorType(tensor.dtype, self.plain(tensor.shape))
-            return Tensor(tensor.name, type, table[tensor.node])
+            return Tensor(tensor.name, TensorType(tensor.dtype, self.plain(tensor.shape)), table[tensor.node])
 
-        sizes: dict[str, Size] = {}
         paged = {t.name for t in inputs if t.node in self.paged}  # by their own names, in another order of axes
         own_inputs, own_outputs = tuple(map(tensor_of, inputs)), tuple(map(tensor_of, outputs))
         named = {dim.name: size for size, dim in self.dims.items()}
         shapes = [t.shape for t in (*own_inputs, *own_outputs)]
         shapes += [n.shape if n.size is None else (*n.shape, n.size) for n in table.values()]
-        for dim in dims_in(tuple(size for shape in shapes for size in shape)):
-            sizes.setdefault(dim.name, named.get(dim.name, dim))
+        dims = dims_in(tuple(size for shape in shapes for size in shape))
+        sizes: dict[str, Size] = {dim.name: named.get(dim.name, dim) for dim in dims}
         step = Graph(
             name=self.graph.name,
             doc=self.graph.doc,

@@ -218,7 +218,7 @@ class Search:
         queue: list[tuple[float, float, int, Found]] = [(0, first.time_us, 0, first)]
         seen = {first.state}
         impatient = False
-        for seed in self.before_products():
+        for seed in (*self.before_products(), cutting.widened_factors(self.graph).intersection(self.stored)):
             if seed in seen or not (other := self.look(seed)).whole:  # it is one of many on the way, if cuts lead to it
                 continue
             seen.add(seed)
