@@ -14,6 +14,7 @@ from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.planner.attention.parts import AttentionPlan
 from fusegen.planner.attention.wgmma_rule import attention_wgmma
+from fusegen.planner.attention.wide_rule import attention_wide
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Layout, Source
 from fusegen.planner.programs import kernels_of
@@ -41,6 +42,11 @@ def of_i8(q: bf16[B, G, R, D], k: i8[B, G, T, D], v: i8[B, G, T, D]) -> bf16[B, 
 def keys_alone(q: f16[B, G, R, D], k: f8e5m2[B, G, T, D], v: f16[B, G, T, D]) -> f16[B, G, R, D]:
     """Values lie as they are multiplied."""
     return F.softmax(q @ F.cast(k, f16).mT * D**-0.5) @ v
+
+
+@chain(B=2, G=1, R=12, T=200, D=64)
+def values_alone(q: f16[B, G, R, D], k: f16[B, G, T, D], v: f8e5m2[B, G, T, D]) -> f16[B, G, R, D]:
+    return F.softmax(q @ k.mT * D**-0.5) @ F.cast(v, f16)
 
 
 @chain(B=2, G=2, R=2, N=40, P=13, L=16, D=64)
@@ -73,6 +79,22 @@ def test_every_chain_is_right(spec: Chain, on: str) -> None:
     assert plan.widens
     report = validate(fusegen.compile(spec, on, on="emulator", validate=False, tuned=False), quick=True)
     assert report.ok, str(report)[:2000]
+
+
+@needs_emulator
+@pytest.mark.parametrize("on", ["cuda:h200", "hip:mi300x"])
+@pytest.mark.parametrize("spec", [of_i8, keys_alone, values_alone], ids=lambda spec: spec.name)
+def test_every_tile_is_right(spec: Chain, on: str) -> None:
+    """Of several tiles of keys, by one kernel: those of which one factor lies as it is multiplied, too."""
+    graph = simplify(lowered(spec.graph).graph)
+    for plan in attention_wide(graph, target(on), Layout()):
+
+        def variant(layout: Layout, plan: AttentionPlan = plan) -> tuple[Source, None]:
+            found = attention_wide(graph, target(on), layout)
+            return render(next(p for p in found if p.configuration == plan.configuration)), None
+
+        report = validate(Kernel(*variant(Layout()), finding.find(target(on), "emulator"), variant), quick=True)
+        assert report.ok, f"{plan.configuration}: {str(report)[:2000]}"
 
 
 def test_of_many_rows_they_are_widened_once() -> None:

@@ -384,8 +384,11 @@ def parts_of(graph: Graph, softmax: Softmax) -> Recognized:
         for side, factor in zip(("left", "right"), product.inputs, strict=True):
             if product is second and side == "left":
                 continue
-            coded = side == "right" and is_coded(graph, factor, graph.factor_types[product])
-            if not (plain(factor) or coded or (paged(factor) is not None and len(steps_to(factor)) <= 2)):
+            if any(node.op.name in WIDENED_BY for node in steps_to(factor)):
+                lies = side == "right" and is_coded(graph, factor, graph.factor_types[product])
+            else:
+                lies = plain(factor) or paged(factor) is not None
+            if not lies:
                 raise Unsplittable(
                     f"the {side} factor of the product at {product.where} is computed; attention reads queries, keys "
                     "and values as they lie in memory"

@@ -101,6 +101,8 @@ def candidate(
     value = matrix(
         value_access, target, width, tile.keys, GROUP_ROWS, pages=pages, coded=found.value.name in found.coded
     )
+    if found.coded:  # a tile is put in its place once the one before has been multiplied: no copies past the registers
+        key, value = (replace(m, transport="plain") for m in (key, value))
     if shared:
         value = replace(value, transport=key.transport)
     if target.async_copies and not (found.coded or (key.copied and (shared or value.copied))):

@@ -58,13 +58,8 @@ def keys_parted(step: Lowered, target: Target, dealt: tuple[int, int] | None = N
     behind = (*found.epilogue, *found.between(found.pivot, (found.top,)))
     if any(n.op.kind is not Kind.MAP and n.op.name != "literal" and n.op.kind is not Kind.INPUT for n in behind):
         return
-    numbers = (
-        [dealt]
-        if dealt
-        else numbers_of_parts(
-            graph, size_of(found.keys, graph.sizes), target, wide, bool(found.coded) and target.async_copies
-        )
-    )
+    keys, small = size_of(found.keys, graph.sizes), bool(found.coded) and target.async_copies
+    numbers = [dealt] if dealt else numbers_of_parts(graph, keys, target, wide, small)
     for tile, parts in numbers:
         try:
             yield Halves(step, found, tile, parts).result()

@@ -260,7 +260,7 @@ def cast_of(node: Node, factor: Node) -> Node:
     if factor.op.kind is not Kind.TRANSPOSE:
         return replace(node, inputs=(factor,), shape=factor.shape)
     (lies,) = factor.inputs
-    return replace(factor, inputs=(replace(node, inputs=(lies,), shape=lies.shape),))
+    return replace(factor, inputs=(replace(node, inputs=(lies,), shape=lies.shape),), dtype=node.dtype)
 
 
 def turned_round(node: Node, operator: Operator) -> Node:
