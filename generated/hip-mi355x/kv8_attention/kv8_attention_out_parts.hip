@@ -250,9 +250,10 @@ kv8_attention_out_parts(
     for (int v = 0; v < 8; ++v) {
       __bf16* const to = ring + stage * stage_elements + v_value_at;
       {
+        const Vec<__bf16, 8> wide = widened_f8e4m3(v_value_held[v]);
         #pragma unroll
         for (int j = 0; j < 8; ++j) to[(j * 16 + v_value_col / 8) * v_value_pitch + ((v_value_row + v * 4) ^ (j * 16
-            + v_value_col / 8) / 8 % 2 * 4)] = widened_f8e4m3(v_value_held[v]).at[j];
+            + v_value_col / 8) / 8 % 2 * 4)] = wide.at[j];
       }
     }
   };
