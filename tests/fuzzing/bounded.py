@@ -91,6 +91,15 @@ def unknown(*values: Bounded) -> Array:
     return found
 
 
+def any_of(one: Bounded, other: Bounded) -> Bounded:
+    """Floats of which either is right."""
+    with np.errstate(all="ignore"):
+        same = (one.value == other.value) | (np.isnan(one.value) & np.isnan(other.value))
+        apart = np.where(same, 0.0, np.abs(one.value - other.value))
+        error = np.maximum(one.error, apart + other.error)
+    return Bounded("f", one.value, np.where(np.isnan(error), INF, error))
+
+
 def moved(function: Callable[[Array], Array], a: Bounded, value: Array) -> Array:
     """How far the argument's error moves `value`, by the ends of its interval; for what is monotone between them."""
     with np.errstate(all="ignore"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from tests.fuzzing import arithmetic, rows
-from tests.fuzzing.bounded import Bounded, exact
+from tests.fuzzing.bounded import Bounded, any_of, exact
 from tests.fuzzing.draft import Draft, Meaning, Output, Shape, Term
 from tests.fuzzing.products import product, turned
 
@@ -23,12 +23,14 @@ BIG = (64, 72, 96, 128, 136, 192, 200, 256, 264, 320)  # that tensor copies take
 @dataclass(frozen=True)
 class Left:
     """A left factor: as the chain has it, what of it is rounded and multiplied, and the scale of its rows that comes
-    behind the product, as README says of RMSNorm's."""
+    behind the product, as README says of RMSNorm's. The largest of a row or its mean needs a kernel before the
+    product's, which may scale the rows as well: then either place of the scale is right."""
 
     term: Term
     multiplied: Term
     behind: Term | None = None
     computed: bool = False
+    kernel_before: bool = False
 
 
 def unnamed(meaning: Meaning, arguments: Sequence[Term]) -> Term:
@@ -106,7 +108,8 @@ class Products(Draft):
             self.features.add("special scales of rows" if self.operands[-1].special else "scales of rows")
             return self.times(left, scale)
         term = self.other(step, a)
-        return Left(term, term, computed=True)
+        before = left.kernel_before or step in ("softmax", "layernorm")
+        return Left(term, term, computed=True, kernel_before=before)
 
     def normalized(self, left: Left) -> Left:
         """RMSNorm: its scale is behind the product, its gain before. Of a second one both may be before it, where a
@@ -119,14 +122,15 @@ class Products(Draft):
             return Left(term, term, computed=True)
         scale = unnamed(lambda x: rows.rms_scale(x, 1e-6), [a])
         if gain is None:
-            return Left(term, left.multiplied, scale, left.computed)
-        return Left(term, unnamed(arithmetic.mul, [left.multiplied, gain]), scale, computed=True)
+            return replace(left, term=term, behind=scale)
+        multiplied = unnamed(arithmetic.mul, [left.multiplied, gain])
+        return Left(term, multiplied, scale, computed=True, kernel_before=left.kernel_before)
 
     def times(self, left: Left, other: Term) -> Left:
         """An operand may be infinite, and so stays before the product."""
         term = self.let(f"{left.term.text} * {other.text}", "f", left.term.shape, arithmetic.mul, [left.term, other])
         multiplied = unnamed(arithmetic.mul, [left.multiplied, other]) if left.behind else term
-        return Left(term, multiplied, left.behind, computed=True)
+        return Left(term, multiplied, left.behind, computed=True, kernel_before=left.kernel_before)
 
     def other(self, step: str, a: Term) -> Term:
         rng, batch = self.random, self.batch
@@ -165,11 +169,17 @@ class Products(Draft):
         factor = left.term.text
         text = f'F.matmul({factor}, {right}, precision="tf32")' if self.tf32 else f"{factor} @ {right}"
 
-        def meaning(a: Bounded, b: Bounded, scale: Bounded | None = None) -> Bounded:
-            found = product(a, turned(b) if across else b, self.stored, computed=left.computed, tf32=self.tf32)
-            return found if scale is None else arithmetic.mul(found, scale)
+        def meaning(a: Bounded, b: Bounded, scale: Bounded | None = None, whole: Bounded | None = None) -> Bounded:
+            b = turned(b) if across else b
+            found = product(a, b, self.stored, computed=left.computed, tf32=self.tf32)
+            found = found if scale is None else arithmetic.mul(found, scale)
+            return (
+                found if whole is None else any_of(found, product(whole, b, self.stored, computed=True, tf32=self.tf32))
+            )
 
-        terms = [left.multiplied, w, left.behind] if left.behind else [left.multiplied, w]
+        terms = [left.multiplied, w, *([left.behind] if left.behind else [])]
+        if left.behind and left.kernel_before:
+            terms.append(left.term)
         return self.let(text, "f", (*self.batch, "M", width), meaning, terms)
 
     # ---------------------------------------------------------------- behind them
