@@ -10,12 +10,13 @@ these kernels.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from fusegen.language.graph import Extent, Graph, Kind
 from fusegen.language.types import size_of
-from fusegen.planner.columns.plan import ColumnPass, ColumnTile, shared_bytes
+from fusegen.planner.columns.plan import ColumnPass, ColumnTile
 from fusegen.planner.cost import unfused_kernels
-from fusegen.planner.model import Access, Cost
+from fusegen.planner.model import Cost
 from fusegen.planner.pieces import WORD_BYTES, arrays, bytes_of
 from fusegen.planner.rows.duration import (
     APART_BYTES,
@@ -83,24 +84,64 @@ def column_traffic(graph: Graph, passes: tuple[ColumnPass, ...]) -> Traffic:
     )
 
 
-def registers_of(tile: ColumnTile, passes: tuple[ColumnPass, ...]) -> int:
-    """Of a thread: what its loads wait in, where that is most, and its sums."""
-    most = 0.0
-    for one in passes:
-        loaded = sum(max(1.0, tile.vector * load.access.dtype.bytes / WORD_BYTES) for load in one.loads)
-        stored = sum(max(1.0, tile.vector * store.access.dtype.bytes / WORD_BYTES) for store in one.stores)
-        beside = sum(tile.vector * load.access.dtype.bytes / WORD_BYTES for load in one.column_loads)
-        waits = tile.turn * (loaded + stored + len(one.row_loads)) + beside
-        most = max(most, waits + tile.vector * len(one.reductions) + 4 * (len(one.loads) + len(one.row_loads)))
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What passes ask of a thread and of memory at a vector's width: the same for every tile of that width."""
+
+    registers: tuple[tuple[float, float], ...]  # of each pass: for each row in flight, and beside them
+    widest: int  # bytes of an element, of the widest stream
+    row: float  # bytes of an element, all streams of a pass together
+    rate_share: float  # of the copy rate, by what one instruction moves
+    element: float  # instructions of an element
+    reductions: int
+    passes: int
+    reducing: int  # passes that reduce
+
+    @staticmethod
+    def of(passes: tuple[ColumnPass, ...], vector: int) -> Demands:
+        streams = [load.access for one in passes for load in one.loads]
+        streams += [store.access for one in passes for store in one.stores]
+        total = sum(access.dtype.bytes for access in streams)
+        moved = sum(access.dtype.bytes * RATE_SHARE_BY_BYTES[min(16, access.vector_bytes)] for access in streams)
+        element = sum(
+            MOVE_SLOTS * (len(one.loads) + len(one.stores))
+            + sum(s.op.issued for s in one.body)
+            + len(one.reductions)
+            + ADDRESS_SLOTS * (len(one.loads) + len(one.row_loads) + len(one.stores)) / vector
+            for one in passes
+        )
+        return Demands(
+            registers=tuple(registers_of_pass(one, vector) for one in passes),
+            widest=max((access.dtype.bytes for access in streams), default=4),
+            row=total / max(1, len(passes)),
+            rate_share=moved / total if total else 1.0,
+            element=element,
+            reductions=sum(len(one.reductions) for one in passes),
+            passes=len(passes),
+            reducing=sum(bool(one.reductions) for one in passes),
+        )
+
+
+def registers_of_pass(one: ColumnPass, vector: int) -> tuple[float, float]:
+    """Of a thread: what the loads of a row in flight wait in, and its sums, vectors and addresses."""
+    waiting = len(one.row_loads) + sum(max(1.0, vector * w.access.dtype.bytes / WORD_BYTES) for w in one.loads)
+    waiting += sum(max(1.0, vector * way.access.dtype.bytes / WORD_BYTES) for way in one.stores)
+    beside = sum(vector * load.access.dtype.bytes / WORD_BYTES for load in one.column_loads)
+    return waiting, beside + vector * len(one.reductions) + 4 * (len(one.loads) + len(one.row_loads))
+
+
+def registers_of(tile: ColumnTile, demands: Demands) -> int:
+    """Of a thread, in the pass that needs most."""
+    most = max((tile.turn * row + beside for row, beside in demands.registers), default=0.0)
     return math.ceil(FRAME_REGISTERS + most)
 
 
 def column_cost(
-    graph: Graph, target: Target, tile: ColumnTile, passes: tuple[ColumnPass, ...], moved: Traffic, kept: int
+    graph: Graph, target: Target, tile: ColumnTile, demands: Demands, shared: int, moved: Traffic, kept: int
 ) -> Cost:
-    """`kept`: results of each column."""
-    registers = registers_of(tile, passes)
-    resident = max(1, resident_blocks(target, tile.threads, registers, shared_bytes(tile, passes)))
+    """`shared`: bytes of a block's shared memory; `kept`: results of each column."""
+    registers = registers_of(tile, demands)
+    resident = max(1, resident_blocks(target, tile.threads, registers, shared))
     col_tiles = -(-graph.cols // tile.cols)
     blocks = kept * col_tiles * tile.cluster
     sms = target.sms * FILLED_SHARE.get(tile.cluster, 1.0)
@@ -109,47 +150,34 @@ def column_cost(
     rows = graph.rows // max(1, kept)
     turns = math.ceil(rows / tile.rows_in_turn)
     taken = min(rows, tile.turn * math.ceil(rows / tile.row_step / max(1, turns))) if turns else 0
-    streams = [load.access for one in passes for load in one.loads] + [s.access for one in passes for s in one.stores]
-    widest = max((access.dtype.bytes for access in streams), default=4)
-    row = sum(access.dtype.bytes for access in streams) / max(1, len(passes))  # of one element, in a pass
-    in_flight = busy * beside * tile.threads * tile.vector * row * min(tile.turn, taken)
-    rate = target.dram_gbs * COPY_SHARE * 1e3 * width_share(streams, tile.cols * widest)
+    in_flight = busy * beside * tile.threads * tile.vector * demands.row * min(tile.turn, taken)
+    rate = target.dram_gbs * COPY_SHARE * 1e3 * width_share(demands, tile.cols * demands.widest)
     rate = min(rate, busy * SM_GBS * 1e3, in_flight / LOAD_US if in_flight else rate)
     memory_us = moved.moved / rate * (CLUSTERED_FACTOR if tile.cluster > 1 else 1.0)
     elements = graph.rows * col_tiles * tile.cols
-    element = sum(
-        MOVE_SLOTS * (len(one.loads) + len(one.stores))
-        + sum(s.op.issued for s in one.body)
-        + len(one.reductions)
-        + ADDRESS_SLOTS * (len(one.loads) + len(one.row_loads) + len(one.stores)) / tile.vector
-        for one in passes
-    )
     per_us = target.fp32_tflops * 1e6 / 2 * min(1.0, blocks / target.sms)
-    issue_us = ISSUE_FACTOR * elements * element / per_us
-    reductions = sum(len(one.reductions) for one in passes)
+    issue_us = ISSUE_FACTOR * elements * demands.element / per_us
     steps = tile.rows * math.ceil(tile.cols / tile.threads) + tile.cluster * math.ceil(tile.cols / tile.threads)
-    alone_us = len(passes) * LOAD_US * turns
-    alone_us += element * turns * tile.turn * tile.vector * SLOT_CYCLES * target.sms * target.f32_lanes / (
+    alone_us = demands.passes * LOAD_US * turns
+    alone_us += demands.element * turns * tile.turn * tile.vector * SLOT_CYCLES * target.sms * target.f32_lanes / (
         target.fp32_tflops * 1e6 / 2
     )  # fmt: skip
-    alone_us += reductions * (REDUCTION_US + SHARED_US * steps)
+    alone_us += demands.reductions * (REDUCTION_US + SHARED_US * steps)
     if tile.cluster > 1:
-        alone_us += GATHERING_US * math.log2(tile.cluster) + CLUSTER_US * len([one for one in passes if one.reductions])
+        alone_us += GATHERING_US * math.log2(tile.cluster) + CLUSTER_US * demands.reducing
     waiting_us = max(1.0, blocks / sms / resident) * alone_us
     return Cost(
         traffic=moved,
         floor_us=floor_us(target, moved),
         time_us=LAUNCH_US + overlapped((memory_us, issue_us, waiting_us), OVERLAP_EXPONENT),
         bound="memory" if memory_us >= issue_us else "instruction",
-        in_flight_bytes=round(resident * tile.threads * tile.vector * row * tile.turn),
+        in_flight_bytes=round(resident * tile.threads * tile.vector * demands.row * tile.turn),
         registers=registers,
         blocks_per_sm=resident,
     )
 
 
-def width_share(streams: list[Access], side_by_side: float) -> float:
+def width_share(demands: Demands, side_by_side: float) -> float:
     """Share of the copy rate by what one instruction moves, and by the bytes that lie side by side in a tile's row."""
-    total = sum(access.dtype.bytes for access in streams)
-    moved = sum(access.dtype.bytes * RATE_SHARE_BY_BYTES[min(16, access.vector_bytes)] for access in streams)
     next_to = (1 + APART_BYTES / WHOLE_BYTES) / (1 + APART_BYTES / side_by_side)
-    return (moved / total if total else 1.0) * min(1.0, side_by_side / SECTOR_BYTES, next_to)
+    return demands.rate_share * min(1.0, side_by_side / SECTOR_BYTES, next_to)

@@ -26,7 +26,7 @@ from fusegen.language.naming import entry_name, value_names
 from fusegen.language.reference import PLACES
 from fusegen.language.sizes import Dim
 from fusegen.language.types import DType, Shape, f32, size_of
-from fusegen.planner.columns.duration import column_cost, column_traffic, registers_of
+from fusegen.planner.columns.duration import Demands, column_cost, column_traffic, registers_of
 from fusegen.planner.columns.plan import Behind, ColumnPass, ColumnsPlan, ColumnTile, shared_bytes
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, need_countable, need_no_product, need_no_selection
@@ -74,7 +74,8 @@ def columns(graph: Graph, target: Target, layout: Layout) -> Iterator[ColumnsPla
         found = column_accesses(graph, dims, reduced, layout, vector)
         passes = Schedule(graph, found, dims, reduced)
         moved, given = column_traffic(graph, passes.made), params(graph, dims, found)
-        for tile in tiles(graph, target, vector, passes.made, kept):
+        demands, decided, rounds = Demands.of(passes.made, vector), decisions(graph), roundings(graph)
+        for tile, shared in tiles(graph, target, vector, passes.made, demands, kept):
             yield ColumnsPlan(
                 name=entry_name(graph),
                 graph=graph,
@@ -89,9 +90,9 @@ def columns(graph: Graph, target: Target, layout: Layout) -> Iterator[ColumnsPla
                 params=given,
                 folded=False,
                 shared_bytes=0,
-                cost=column_cost(graph, target, tile, passes.made, moved, kept),
-                decisions=decisions(graph),
-                rounding=roundings(graph),
+                cost=column_cost(graph, target, tile, demands, shared, moved, kept),
+                decisions=decided,
+                rounding=rounds,
                 tile=tile,
                 reduced=reduced,
                 counts=passes.counts,
@@ -111,7 +112,10 @@ def regime(tile: ColumnTile) -> str:
 # ---------------------------------------------------------------- tiles
 
 
-def tiles(graph: Graph, target: Target, vector: int, passes: tuple[ColumnPass, ...], kept: int) -> Iterator[ColumnTile]:
+def tiles(
+    graph: Graph, target: Target, vector: int, passes: tuple[ColumnPass, ...], demands: Demands, kept: int
+) -> Iterator[tuple[ColumnTile, int]]:
+    """Each tile, and the bytes of shared memory that it takes."""
     rows = graph.rows // max(1, kept)
     sizes = [load.access.dtype.bytes for one in passes for load in one.loads]
     narrow = vector * min(sizes, default=4)
@@ -121,24 +125,26 @@ def tiles(graph: Graph, target: Target, vector: int, passes: tuple[ColumnPass, .
             row = lanes * narrow
             fits = lanes == 1 or lanes // 2 * vector < graph.cols  # half of them have columns
             if fits and (row >= LEAST_ROW or lanes * vector >= graph.cols) and row <= MOST_ROW:
-                yield from turned(graph, target, ColumnTile(threads, lanes, vector, 1), passes, rows)
+                yield from turned(target, ColumnTile(threads, lanes, vector, 1), passes, demands, rows)
             lanes *= 2
 
 
 def turned(
-    graph: Graph, target: Target, tile: ColumnTile, passes: tuple[ColumnPass, ...], rows: int
-) -> Iterator[ColumnTile]:
+    target: Target, tile: ColumnTile, passes: tuple[ColumnPass, ...], demands: Demands, rows: int
+) -> Iterator[tuple[ColumnTile, int]]:
     """The tile with each cluster and each number of rows in flight; no more of both than there are rows."""
+    most = min(target.registers_per_thread, target.registers_per_sm // tile.threads)
     for cluster in CLUSTERS:
         if cluster > target.max_cluster or tile.cols % cluster or (cluster > 1 and rows < tile.rows * cluster):
             continue
+        shared = shared_bytes(replace(tile, cluster=cluster), passes)
+        if shared > SHARED_BYTES:
+            continue
         for turn in TURNS:
             made = ColumnTile(tile.threads, tile.lanes, tile.vector, turn, cluster)
-            most = min(target.registers_per_thread, target.registers_per_sm // tile.threads)
-            if turn > 1 and (rows < made.rows_in_turn or registers_of(made, passes) > most):
+            if turn > 1 and (rows < made.rows_in_turn or registers_of(made, demands) > most):
                 break
-            if shared_bytes(made, passes) <= SHARED_BYTES:
-                yield made
+            yield made, shared
 
 
 def vectors(graph: Graph, layout: Layout) -> tuple[int, ...]:
