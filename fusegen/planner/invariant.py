@@ -29,9 +29,9 @@ from fusegen.planner.orders import like, order_of
 from fusegen.planner.programs import program_instead
 from fusegen.planner.programs.dependent import dependent
 from fusegen.planner.programs.joining import joined
-from fusegen.planner.programs.lowering import Bound, Lowered
 from fusegen.planner.programs.model import Cut, ProgramPlan, Step, Stored
 from fusegen.planner.programs.parts import interleaved, layout_of
+from fusegen.planner.programs.steps import Bound, Lowered
 from fusegen.targets.base import Target
 
 ROWS = (1, 16, 128, 1024, 8192, 65536)  # at which orders are compared

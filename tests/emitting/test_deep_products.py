@@ -14,7 +14,7 @@ from fusegen.pipeline import compile_program
 from fusegen.planner.model import Plan
 from fusegen.planner.programs.deep_products import deep_products
 from fusegen.planner.programs.model import ProgramPlan
-from fusegen.planner.programs.search import whole
+from fusegen.planner.programs.steps import whole
 from fusegen.targets import target
 from fusegen.validation import validate
 

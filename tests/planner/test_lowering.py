@@ -16,8 +16,9 @@ from fusegen.language.sizes import Expr, dims_in, size_of
 from fusegen.language.spec import Chain
 from fusegen.language.views import positions_in
 from fusegen.planner import candidates
-from fusegen.planner.programs.lowering import Lowered, NotOneStep, lowered
+from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.parts import parts_of
+from fusegen.planner.programs.steps import Lowered, NotOneStep
 from fusegen.targets import H200
 
 B, D, H, K, M, N = dims("B D H K M N")

@@ -19,8 +19,8 @@ from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
 from fusegen.language.types import TensorType, f32
 from fusegen.language.views import View
-from fusegen.planner.programs.lowering import Bound, Lowered
 from fusegen.planner.programs.model import Stored
+from fusegen.planner.programs.steps import Bound, Lowered
 from fusegen.targets.base import Target
 
 PARTED = ("sum", "max", "min")

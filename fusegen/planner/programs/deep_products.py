@@ -22,8 +22,9 @@ from fusegen.language.types import TensorType, f32, size_of
 from fusegen.language.views import View
 from fusegen.planner.programs.column_parts import Parted
 from fusegen.planner.programs.key_parts import seen, through
-from fusegen.planner.programs.lowering import Lowered, NotOneStep, lowered
+from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.model import Stored
+from fusegen.planner.programs.steps import Lowered, NotOneStep
 from fusegen.targets.base import Target
 
 TILE = 128  # rows and columns of a product that are blocks enough for parts of them

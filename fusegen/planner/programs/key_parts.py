@@ -27,8 +27,9 @@ from fusegen.language.types import Shape, TensorType, b8, f32, size_of
 from fusegen.language.views import View
 from fusegen.planner.attention.recognition import Recognized, is_attention, is_wide, recognized
 from fusegen.planner.programs.column_parts import Parted, restricted
-from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
+from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.model import Stored
+from fusegen.planner.programs.steps import Bound, Lowered, NotOneStep
 from fusegen.targets.base import Target
 
 FEW_ROWS = 64  # queries of a head, or of heads that share keys, at most: more of them are blocks enough

@@ -14,11 +14,10 @@ What is none of that raises NotOneStep, which names the value that has to be in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from fusegen.errors import Where
 from fusegen.language.codes import codes_of, in_one_kernel
 from fusegen.language.graph import Graph, Kind, Node, Operator, Tensor
 from fusegen.language.graph import behind as nodes_behind
@@ -53,44 +52,7 @@ from fusegen.planner.programs.seen import (
     turned_round,
     within,
 )
-
-
-class NotOneStep(Exception):
-    """One kernel can't take this view of a value; with `node` in memory it can. The text says why."""
-
-    def __init__(self, node: Node, reason: str) -> None:
-        self.node = node
-        self.where: Where = node.where
-        super().__init__(reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A tensor of the step: the graph's tensor `base` through `view`."""
-
-    tensor: str
-    base: str
-    view: View
-
-
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """The graph of one kernel, whose tensors are bound to those of a chain. `sizes`: each dim of it in the chain's
-    sizes; of dims with names of their own that is what they are computed from."""
-
-    graph: Graph
-    bounds: tuple[Bound, ...]
-    sizes: Mapping[str, Size]
-
-    @property
-    def shapes(self) -> int:
-        """How many kinds of rows its results have."""
-        return len({t.node.shape for t in self.graph.outputs})
-
-    @property
-    def plain(self) -> bool:
-        """Is every tensor that of the chain, as it is?"""
-        return all(b.tensor == b.base and b.view.is_identity for b in self.bounds)
+from fusegen.planner.programs.steps import Bound, Lowered, NotOneStep
 
 
 def lowered(graph: Graph) -> Lowered:

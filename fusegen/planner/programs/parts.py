@@ -12,7 +12,7 @@ from fusegen.language.graph import Tensor, behind
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import Shape, size_of
 from fusegen.planner.model import Layout
-from fusegen.planner.programs.lowering import Bound, Lowered
+from fusegen.planner.programs.steps import Bound, Lowered
 
 MANY = 2**5 * 3**3 * 5 * 7  # more of a dim: sizes that come out even at 1, as (M + 3) // 4, do so at 1 + MANY
 

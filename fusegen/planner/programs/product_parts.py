@@ -21,8 +21,8 @@ from fusegen.language.ordering import with_nodes
 from fusegen.language.trace import OPS
 from fusegen.language.types import DType, TensorType, b8, f32, i32, size_of
 from fusegen.planner.programs.column_parts import Parted, restricted
-from fusegen.planner.programs.lowering import Lowered
 from fusegen.planner.programs.model import Stored
+from fusegen.planner.programs.steps import Lowered
 from fusegen.planner.rows.schedule import Online, match_softmax
 from fusegen.targets.base import Target
 

@@ -27,7 +27,6 @@ from fusegen.language.graph import Graph, Kind, Node, Tensor, plain, shown_by
 from fusegen.language.one_kernel import of_ends, of_gathers, of_orders, of_scatters
 from fusegen.language.sharing import share_common
 from fusegen.language.types import DType, size_of
-from fusegen.language.views import View
 from fusegen.planner import candidates as plans_of
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import bytes_of
@@ -51,10 +50,11 @@ from fusegen.planner.programs.heads_as_rows import heads_as_rows
 from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.kept import Outcome, remembered
 from fusegen.planner.programs.key_parts import keys_parted
-from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
+from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step, Stored, one_after_another
 from fusegen.planner.programs.parts import interleaved, layout_of, parts_of, within
 from fusegen.planner.programs.product_parts import grouped
+from fusegen.planner.programs.steps import Lowered, NotOneStep, whole
 from fusegen.targets.base import Target
 
 MOST_STATES = 2000
@@ -567,12 +567,6 @@ class Search:
         if stuck:
             return self.in_lines(first_reason(stuck[0].reason))
         return f"without it the kernels would take {without.time_us:.1f} us, and take {found.time_us:.1f} us"
-
-
-def whole(graph: Graph) -> Lowered:
-    """A graph without views as a step: every tensor as it is."""
-    arrays = (t for t in (*graph.inputs, *graph.outputs) if t.shape)
-    return Lowered(graph, tuple(Bound(t.name, t.name, View.identity(t.shape)) for t in arrays), {})
 
 
 def step_of(own: Lowered, plan: Plan) -> Step:
