@@ -150,6 +150,25 @@ def cone(graph: Graph, makes: Iterable[Node], memory: Iterable[Node]) -> tuple[l
     return [n for n in graph.nodes if n in computed], [n for n in graph.nodes if n in read - computed]
 
 
+class Cones:
+    """The cones of one graph, each worked out once: those of a search are asked for again and again."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.found: dict[tuple[frozenset[Node], frozenset[Node]], tuple[list[Node], list[Node]]] = {}
+        self.above: dict[Node, frozenset[Node]] = {}  # each node, and what it is computed from
+        for node in graph.nodes:
+            self.above[node] = frozenset((node,)).union(*(self.above[argument] for argument in node.inputs))
+
+    def of(self, makes: Iterable[Node], memory: frozenset[Node]) -> tuple[list[Node], list[Node]]:
+        """`cone` of the graph; not to be changed. Of `memory` only what is above `makes` tells cones apart."""
+        made = frozenset(makes)
+        known = memory.intersection(frozenset().union(*(self.above[node] for node in made)))
+        if (made, known) not in self.found:
+            self.found[made, known] = cone(self.graph, made, known)
+        return self.found[made, known]
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """The graph of a part of a chain; `origins`: the chain's node behind each of its nodes."""

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from fusegen.errors import NoPlan
-from fusegen.language.graph import Graph, Kind, Node, Tensor, plain, shown_by
+from fusegen.language.graph import Graph, Kind, Node, plain, shown_by
 from fusegen.language.one_kernel import of_ends, of_gathers, of_orders, of_scatters
 from fusegen.language.sharing import share_common
 from fusegen.language.types import DType, size_of
@@ -51,10 +51,10 @@ from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.kept import Outcome, remembered
 from fusegen.planner.programs.key_parts import keys_parted
 from fusegen.planner.programs.lowering import lowered
-from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step, Stored, one_after_another
+from fusegen.planner.programs.model import Cut, ProgramPlan, Stored, one_after_another
 from fusegen.planner.programs.parts import interleaved, layout_of, parts_of, within
 from fusegen.planner.programs.product_parts import grouped
-from fusegen.planner.programs.steps import Lowered, NotOneStep, whole
+from fusegen.planner.programs.steps import Lowered, NotOneStep, step_of, whole
 from fusegen.targets.base import Target
 
 MOST_STATES = 2000
@@ -149,6 +149,7 @@ class Search:
         self.dealt = dealt
         self.early_us = target.early_us
         self.stored = cutting.stored_values(graph)
+        self.cones = cutting.Cones(graph)
         self.outputs: tuple[Made, ...] = tuple((t.node, t.name, t.dtype) for t in graph.outputs)
         self.usual = frozenset(cutting.candidates(graph))
         self.rearranged = frozenset(cutting.rearranged(graph))
@@ -282,7 +283,7 @@ class Search:
     def left_over(self, found: Found) -> int:
         """How many reductions, scans, products and the like the kernels hold that can't be planned."""
         stuck = [kernel for kernel in found.kernels if not kernel.plans]
-        inside = (cutting.cone(self.graph, [n for n, _, _ in kernel.makes], found.state)[0] for kernel in stuck)
+        inside = (self.cone(kernel.makes, found.state)[0] for kernel in stuck)
         return sum(node.op.kind not in EASY for nodes in inside for node in nodes)
 
     def before_products(self) -> Iterator[State]:
@@ -338,7 +339,7 @@ class Search:
         worth = self.usual | self.rearranged if stuck and views else self.usual
         inside: dict[Node, None] = {}
         for kernel in stuck[:1] or found.kernels:
-            computed, _ = cutting.cone(self.graph, [n for n, _, _ in kernel.makes], found.state)
+            computed, _ = self.cone(kernel.makes, found.state)
             made = {n for n, _, _ in kernel.makes}
             alone = len(made) == 1
             inside.update(
@@ -353,10 +354,7 @@ class Search:
         for key in (selection.inputs[0] for selection in self.graph.selections):
             if key in found.state or key not in self.stored:
                 continue
-            makers = [
-                kernel for kernel in found.kernels
-                if key in cutting.cone(self.graph, [n for n, _, _ in kernel.makes], found.state)[0]
-            ]  # fmt: skip
+            makers = [kernel for kernel in found.kernels if key in self.cone(kernel.makes, found.state)[0]]
             if len(makers) > 1:
                 return key
         return None
@@ -412,23 +410,24 @@ class Search:
 
     def share(self, kernel: Kernel, makes: tuple[Made, ...], state: State) -> bool:
         """Have they something in common: a value that both compute or read?"""
-        one, two = (
-            {n for part in cutting.cone(self.graph, [n for n, _, _ in m], state) for n in part if n.shape}
-            for m in (kernel.makes, makes)
-        )
+        one, two = ({n for part in self.cone(m, state) for n in part if n.shape} for m in (kernel.makes, makes))
         return bool(one & two) or bool({n for n, _, _ in kernel.makes} & two)
 
     def may_help(self, kernel: Kernel, makes: tuple[Made, ...], state: State) -> bool:
         """May one kernel make what two can't: where both compute the same reduction, product or the like, or where it
         is what the other one makes that can't be read so?"""
-        one, _ = cutting.cone(self.graph, [n for n, _, _ in kernel.makes], state)
-        two, also = cutting.cone(self.graph, [n for n, _, _ in makes], state)
+        one, _ = self.cone(kernel.makes, state)
+        two, also = self.cone(makes, state)
         if kernel.plans and not {n for n, _, _ in kernel.makes}.isdisjoint(also):
             return True
         return any(node.op.kind not in EASY for node in set(one).intersection(two))
 
+    def cone(self, makes: tuple[Made, ...], state: State) -> tuple[list[Node], list[Node]]:
+        """What has to be computed for `makes`, and what of the values in memory is read for it."""
+        return self.cones.of([n for n, _, _ in makes], state)
+
     def reads(self, makes: tuple[Made, ...], state: State) -> list[Node]:
-        return cutting.cone(self.graph, [n for n, _, _ in makes], state)[1]
+        return self.cone(makes, state)[1]
 
     def kernel(self, makes: tuple[Made, ...], state: State) -> Kernel:
         """One kernel, planned the first time it is asked for; what it makes comes in the graph's order, so that it is
@@ -448,7 +447,7 @@ class Search:
             return Kernel(makes, least, reason=str(error), cut=part.origins.get(error.node))
         two = self.by_parts(step, makes)
         try:
-            plans: tuple[tuple[Lowered, Plan], ...] = ((step, self.plan_of(step)),)
+            plans = ((step, self.plan_of(step)),)
             if two is not None and (two.time_us < plans[0][1].cost.time_us or (self.dealt and two.deals)):
                 return two
             if (deep := self.deeper(step, makes, plans[0][1])) is not None:
@@ -456,16 +455,37 @@ class Search:
         except NoPlan as error:
             if two is not None:
                 return two
-            try:
-                plans = tuple((own, self.plan_of(own)) for own in parts_of(step))
-            except NoPlan:
-                plans = ()
-            if not plans:
-                found = (of(part.graph) for of in (of_ends, of_orders, of_gathers, of_scatters))
-                named = next(filter(None, found), None)
-                cut = part.origins.get(named.cut) if named and named.cut else None
-                return Kernel(makes, least, reason=str(error), cut=cut)
+            if (several := self.apart(step, makes, state)) is not None:
+                return several
+            found = (of(part.graph) for of in (of_ends, of_orders, of_gathers, of_scatters))
+            named = next(filter(None, found), None)
+            cut = part.origins.get(named.cut) if named and named.cut else None
+            return Kernel(makes, least, reason=str(error), cut=cut)
         return Kernel(makes, self.taking(plans), plans)
+
+    def apart(self, step: Lowered, makes: tuple[Made, ...], state: State) -> Kernel | None:
+        """What no one kernel makes by several, each of which computes all that it needs; None where that is no way.
+        Values none of which is made of another have kernels of their own anyhow, which take no longer."""
+        nodes = {node for node, _, _ in makes}
+        if len(nodes) > 1 and all(nodes.isdisjoint(self.reads((made,), state)) for made in makes):
+            return None
+        parts = tuple(parts_of(step))
+        written = ({bound.base for bound in part.bounds} for part in parts)
+        shares = [tuple(made for made in makes if made[1] in names) for names in written]
+        if (
+            len(shares) > 1 and all(shares) and sum(map(len, shares)) == len(makes)
+        ):  # no value is a part's and another one's as well
+            kernels = [self.kernel(share, state - nodes) for share in shares]
+        else:
+            try:
+                kernels = [Kernel(makes, 0.0, ((part, self.plan_of(part)),)) for part in parts]
+            except NoPlan:
+                return None
+        if not kernels or not all(kernel.plans for kernel in kernels):
+            return None
+        plans = tuple(itertools.chain.from_iterable(kernel.plans for kernel in kernels))
+        between = tuple(itertools.chain.from_iterable(kernel.between for kernel in kernels))
+        return Kernel(makes, self.taking(plans), plans, between=between)
 
     def by_parts(self, step: Lowered, makes: tuple[Made, ...]) -> Kernel | None:
         """Reductions over rows, or of a product's rows, or attention to many keys, by two kernels, with the number of
@@ -567,24 +587,6 @@ class Search:
         if stuck:
             return self.in_lines(first_reason(stuck[0].reason))
         return f"without it the kernels would take {without.time_us:.1f} us, and take {found.time_us:.1f} us"
-
-
-def step_of(own: Lowered, plan: Plan) -> Step:
-    bound = {b.tensor: b for b in own.bounds}
-
-    def binding(tensor: Tensor) -> Binding:
-        found = bound[tensor.name]
-        return Binding(found.tensor, found.base, None if found.view.is_identity else found.view)
-
-    graph = own.graph
-    return Step(
-        graph=graph,
-        plan=plan,
-        reads=tuple(binding(t) for t in graph.inputs if t.shape),
-        writes=tuple(map(binding, graph.outputs)),
-        values=tuple(t.name for t in graph.inputs if not t.shape),
-        sizes=own.sizes,
-    )
 
 
 def first_reason(refusal: str) -> str:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusegen.errors import Where
-from fusegen.language.graph import Graph, Node
+from fusegen.language.graph import Graph, Node, Tensor
 from fusegen.language.sizes import Size
 from fusegen.language.views import View
+from fusegen.planner.model import Plan
+from fusegen.planner.programs.model import Binding, Step
 
 
 class NotOneStep(Exception):
@@ -53,3 +55,22 @@ def whole(graph: Graph) -> Lowered:
     """A graph without views as a step: every tensor as it is."""
     arrays = (t for t in (*graph.inputs, *graph.outputs) if t.shape)
     return Lowered(graph, tuple(Bound(t.name, t.name, View.identity(t.shape)) for t in arrays), {})
+
+
+def step_of(own: Lowered, plan: Plan) -> Step:
+    """The step of a program that runs `plan`."""
+    bound = {b.tensor: b for b in own.bounds}
+
+    def binding(tensor: Tensor) -> Binding:
+        found = bound[tensor.name]
+        return Binding(found.tensor, found.base, None if found.view.is_identity else found.view)
+
+    graph = own.graph
+    return Step(
+        graph=graph,
+        plan=plan,
+        reads=tuple(binding(t) for t in graph.inputs if t.shape),
+        writes=tuple(map(binding, graph.outputs)),
+        values=tuple(t.name for t in graph.inputs if not t.shape),
+        sizes=own.sizes,
+    )
