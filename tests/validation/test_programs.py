@@ -280,3 +280,20 @@ def test_a_factor_that_a_kernel_casts_is_what_the_cast_makes_of_it(target: str) 
     program = fusegen.compile(cast_weights, target, on="emulator")
     assert isinstance(program, Program)
     assert program.report.ok
+
+
+@pytest.mark.parametrize("target", ["cuda:h200", "cuda:a100", "hip:mi300x"])
+def test_a_factor_that_is_read_elsewhere_too_is_in_memory_as_both_want_it(target: str) -> None:
+    """A contrastive loss: a product reads normalized rows as bf16, a dot product as f32. No cut was found."""
+
+    @chain(N=37, K=24)
+    def contrastive(a: bf16[N, K], b: bf16[N, K]) -> f32[N]:
+        a, b = F.l2norm(a), F.l2norm(b)
+        own = F.sum(a * b, keepdims=False)
+        return F.logsumexp(a @ b.T * 14.3, keepdims=False) - 14.3 * own
+
+    program = fusegen.compile(contrastive, target, on="emulator")
+    assert isinstance(program, Program)
+    assert program.report.ok
+    stored = {one.type.dtype for one in program.plan.between if one.type.shape == (N, K)}
+    assert stored == {bf16}, "the product's factor; what the dot product takes is made anew"

@@ -54,6 +54,7 @@ from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.model import Cut, ProgramPlan, Stored, one_after_another
 from fusegen.planner.programs.parts import interleaved, layout_of, parts_of, within
 from fusegen.planner.programs.product_parts import grouped
+from fusegen.planner.programs.rounded_factors import rounded_factors
 from fusegen.planner.programs.steps import Lowered, NotOneStep, step_of, whole
 from fusegen.targets.base import Target
 
@@ -116,7 +117,7 @@ def cheapest(
     if (rows := heads_as_rows(graph)) is not graph:
         with suppress(NoPlan):
             return replace(cheapest(rows, target, below_us, most_states, dealt), graph=graph)
-    search = Search(share_common(graph), target, dealt)
+    search = Search(share_common(rounded_factors(graph)), target, dealt)
     limits = (below_us, most_states, dealt, MOST_STATES, ENOUGH_STATES, PATIENT_STATES, MOST_TRIED)
     outcome = remembered(search.graph, target, limits, lambda: search.outcome(below_us, most_states))
     if outcome.refusal:
