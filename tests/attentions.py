@@ -145,9 +145,25 @@ def dropped_twice(
     return F.dropout(F.softmax(s + F.uniform(s, 3, 4)), 0.25, seed, 1) @ v
 
 
+@chain(B=2, H=2, S=70, T=152, D=16)
+def hidden(q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D], pad: b8[B, 1, 1, T]) -> bf16[B, H, S, D]:
+    """By what is hidden, as torch's masked_fill has it."""
+    s = q @ k.mT * 0.25
+    row, col = F.row_index(s), F.col_index(s)
+    s = F.where(col > row + 82, -inf, s)
+    return F.softmax(F.where(~(col >= row - 40) | pad, -inf, s)) @ v
+
+
+@chain(B=2, H=2, S=70, D=16)
+def others(q: bf16[B, H, S, D], k: bf16[B, H, S, D], v: bf16[B, H, S, D]) -> bf16[B, H, S, D]:
+    """A key of each row is hidden, in the midst of those that are seen."""
+    s = q @ k.mT * 0.25
+    return F.softmax(F.where(F.row_index(s) == F.col_index(s), -inf, s)) @ v
+
+
 ALL: tuple[Chain, ...] = (
     plain, lse, window, alibi, softcap, document, sink, bias, prefix, chunks, wide, tiny, one, base_2, gated,
-    unnormalised, dropped, dropped_twice,
+    unnormalised, dropped, dropped_twice, hidden, others,
 )  # fmt: skip
 
 

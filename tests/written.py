@@ -115,8 +115,17 @@ def dropped(q: bf16[B, S, D], k: bf16[B, T, D], seed: i32, offset: i32[1]) -> tu
     return weights, F.dropout(weights, 0.25, seed, offset)
 
 
+@chain(B=2, S=70, T=148, D=16)
+def hidden(q: bf16[B, S, D], k: bf16[B, T, D], own: i32[S, 1], other: i32[T]) -> tuple[bf16[B, S, T], f32[B, S, T]]:
+    """By what is hidden, as torch's masked_fill has it."""
+    s = q @ k.mT * 0.25
+    weights = F.softmax(F.where(F.col_index(s) > F.row_index(s) + 60, -inf, s))
+    return weights, F.where(own == other, weights, 0.0)
+
+
 ALL: tuple[Chain, ...] = (
     full, causal, window, document, sink, bias, base_2, scores_too, logs, unguarded, unnormalised, one, wide, dropped,
+    hidden,
 )  # fmt: skip
 
 

@@ -178,3 +178,25 @@ def test_nothing_is_left_out_that_a_row_may_see(mask: tuple[str, Mask], seed: in
     free = held_in(known.free, values)
     for node in known.settled:
         assert np.broadcast_to(values[node].value, (ROWS, KEYS))[free].all(), text
+
+
+def test_what_is_hidden_says_as_much_as_what_is_kept() -> None:
+    """`col > row` hidden, as torch's masked_fill writes it, was no mask of a causal kernel, and ended in a KeyError."""
+
+    @chain(S=512, T=512, D=64)
+    def kept(q: bf16[S, D], k: bf16[T, D], v: bf16[T, D]) -> bf16[S, D]:
+        s = q @ k.mT
+        return F.softmax(F.where((F.col_index(s) <= F.row_index(s)) & (F.row_index(s) < 400), s, -inf)) @ v
+
+    @chain(S=512, T=512, D=64)
+    def hid(q: bf16[S, D], k: bf16[T, D], v: bf16[T, D]) -> bf16[S, D]:
+        s = q @ k.mT
+        return F.softmax(F.where((F.col_index(s) > F.row_index(s)) | ~(F.row_index(s) < 400), -inf, s)) @ v
+
+    one, other = (mask_of(recognized(spec.graph)) for spec in (kept, hid))
+    assert len(one.settled) == len(other.settled) == 1
+    assert (one.needed.first is None, one.needed.end is None) == (other.needed.first is None, other.needed.end is None)
+    assert one.free.end is not None
+    assert other.free.end is not None
+    plans = [candidates(spec.graph, A100).plans[0] for spec in (kept, hid)]
+    assert plans[0].cost.time_us == pytest.approx(plans[1].cost.time_us, rel=0.05)

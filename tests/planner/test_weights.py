@@ -33,7 +33,7 @@ def test_what_is_found(spec: Chain) -> None:
     assert found.exps in found.lowered.ancestors(found.total or found.results[0].node)
     assert (found.total is None) is (spec.name == "unnormalised")
     assert found.plain_pivot is (spec.name not in ("sink", "base_2", "unguarded", "unnormalised"))
-    assert is_by_row(found) is (spec.name not in ("scores_too", "logs", "dropped"))
+    assert is_by_row(found) is (spec.name not in ("scores_too", "logs", "dropped", "hidden"))
 
 
 @pytest.mark.parametrize(("spec", "reason"), written.REFUSED, ids=lambda value: getattr(value, "name", ""))

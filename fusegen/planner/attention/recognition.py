@@ -45,6 +45,7 @@ from fusegen.language.types import (
     size_of,
     u8,
 )
+from fusegen.planner.attention.hiding import kept_instead
 from fusegen.planner.matching import drawn
 from fusegen.planner.rewrites import hoist_scales
 from fusegen.targets.atoms import Fragment
@@ -190,7 +191,7 @@ def recognized(graph: Graph) -> Recognized:
     """The parts of a chain that is attention. Raises Unsplittable for what one pass over the keys can't hold."""
     if len(graph.products) != 2:
         raise Unsplittable(f"{len(graph.products)} products; attention has two, one of what the other one gives")
-    hoisted = hoist_scales(constants_folded(share_common(graph)))
+    hoisted = hoist_scales(constants_folded(kept_instead(share_common(graph))))
     first, second = hoisted.products
     above = set(behind(second.inputs))
     if first not in above or first in behind([second.inputs[1]]):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from fusegen.language.graph import Graph, Kind, Node, Tensor, once_per_graph, plain
 from fusegen.language.products import Unsplittable, is_computed
 from fusegen.language.sharing import share_common
+from fusegen.planner.attention.hiding import kept_instead
 from fusegen.planner.attention.recognition import (
     Scored,
     Softmax,
@@ -51,7 +52,7 @@ def written_weights(graph: Graph) -> Written:
     """The parts of a chain that writes weights out. Raises Unsplittable for what two passes can't hold."""
     if len(graph.products) != 1:
         raise Unsplittable(f"{len(graph.products)} products; written weights are of one")
-    lowered = constants_folded(hoist_scales(constants_folded(share_common(graph))))
+    lowered = constants_folded(hoist_scales(constants_folded(kept_instead(share_common(graph)))))
     (first,) = lowered.products
     return parts_of(lowered, first, softmax_of(lowered, first))
 
