@@ -29,7 +29,7 @@ try:
 except EmulatorUnavailable as error:
     pytest.skip(f"no emulator: {str(error).splitlines()[0]}", allow_module_level=True)
 
-D, H, M, N, T = dims("D H M N T")
+B, D, H, M, N, T = dims("B D H M N T")
 Array = np.ndarray[Any, np.dtype[Any]]
 Step = tuple[Any, ...]
 
@@ -285,3 +285,37 @@ def test_random_numbers_are_those_of_the_whole_value() -> None:
         program = fusegen.compile(dropped_and_cut, target=target, on="emulator")
         np.testing.assert_array_equal(program(x, 7), wanted)
     assert 0.3 < (wanted == 0).mean() < 0.7
+
+
+def test_a_vector_may_be_a_row_and_a_column() -> None:
+    """Both views add an axis, and both had the operand's name: the kernel took [N, 1] and no [N]."""
+
+    @chain(N=9)
+    def ahead(score: f32[N], rank: i32[N]) -> tuple[f32[N, N], f32[N]]:
+        """Of each pair of scores by how much the better one is ahead."""
+        d = score[:, None] - score[None, :]
+        ahead = F.where(rank[:, None] < rank[None, :], d, 0.0)
+        return ahead, F.sum(ahead, axis=1, keepdims=False)
+
+    rng = np.random.default_rng(3)
+    score, rank = rng.standard_normal(9, dtype=np.float32), rng.permutation(9).astype(np.int32)
+    wanted = np.where(rank[:, None] < rank, score[:, None] - score, 0)
+    got = fusegen.compile(ahead, "cuda:h200", on="emulator")(score, rank)
+    np.testing.assert_allclose(got[0], wanted, rtol=1e-6)
+    np.testing.assert_allclose(got[1], wanted.sum(1), rtol=1e-5)
+
+
+def test_a_vector_is_a_row_and_a_column_of_what_is_made_of_a_product() -> None:
+    """As the labels of a contrastive loss are: in one kernel, the two were declared by one name."""
+
+    @chain(B=24, D=40)
+    def supervised(z: bf16[B, D], labels: i32[B]) -> f32[B]:
+        sim = z @ z.T / 0.07
+        eye = F.row_index(sim) == F.col_index(sim)
+        same = (labels[:, None] == labels[None, :]) & ~eye
+        log_p = F.log_softmax(F.where(eye, -np.inf, sim), axis=1)
+        count = F.sum(F.cast(same, f32), axis=1, keepdims=False)
+        return -F.sum(F.where(same, log_p, 0.0), axis=1, keepdims=False) / F.maximum(count, 1.0)
+
+    for target in ("cuda:h200", "hip:mi300x"):
+        assert fusegen.validate(fusegen.compile(supervised, target, on="emulator", validate=False), quick=True).ok

@@ -302,11 +302,11 @@ class Lowering:
         key = (tensor.name, view, turn)
         if key not in self.inputs:
             if whole or view.is_identity or self.whole_by(view, node):
-                name = self.free(tensor.name) if turn else tensor.name
+                claimed = turn or any(other.name == tensor.name for other in self.inputs.values())
+                name = self.free(tensor.name) if claimed else tensor.name
             else:
                 name = self.free(name_of_view(self.graph, node, view) or part_name(tensor.name, view, self.graph.sizes))
-            index = min((n.operator.index for n in self.graph.nodes), default=0) - 1
-            operator = Operator(index, name, node.where)
+            operator = Operator(min((n.operator.index for n in self.graph.nodes), default=0) - 1, name, node.where)
             own = Node(OPS["input"], (), view.shape, node.dtype, operator)
             self.inputs[key] = Tensor(name, TensorType(tensor.dtype, view.shape), own)
         return self.inputs[key].node
