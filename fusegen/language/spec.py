@@ -211,7 +211,8 @@ def signature_of(
     parts: tuple[object, ...] = get_args(result) if str(get_origin(result)) == str(tuple) else (result,)
     outputs = tuple(tensor_type(part, "the output", where) for part in parts)
     if any(not t.shape for t in outputs):
-        raise SpecError("an output is an array; a scalar can't be one", where)
+        said = "an output is an array; a scalar can't be one"
+        raise SpecError(f"{said}\n  one number, as a loss of all elements, is declared as f32[1]", where)
     return types, outputs
 
 
@@ -264,6 +265,9 @@ def output_tensors(
             text = ", ".join(["0"] * ones)
             node = dropped(node, (0,) * ones, f"{{0}}[{text}]")
             names[node] = names.get(value.node, node.operator.name)
+        if not node.shape and set(type.shape) == {1}:  # one number, of which all axes were left away
+            node = dropped(node, (None,) * len(type.shape), "{0}[" + ", ".join(["None"] * len(type.shape)) + "]")
+            names[node] = names.get(value.node, node.operator.name)
         if node.shape != type.shape:
             said = f"{what} has shape {shape_text(node.shape)}, declared is {shape_text(type.shape)}"
             raise SpecError(said, place)
@@ -290,7 +294,7 @@ def settle(returned: object) -> None:
 
 
 def dropped(node: Node, key: tuple[Any, ...], text: str) -> Node:
-    """[M, 1] as [M], [1, N] as [N]."""
+    """[M, 1] as [M], [1, N] as [N], [] as [1]."""
     view = View.identity(node.shape).sliced(key)
     return Node(OPS["view"], (node,), view.shape, node.dtype, node.operator, view=view, text=text)
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import fusegen
-from fusegen import Program, bf16, chain, dims, f32, i32
+from fusegen import Program, b8, bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import ArgumentError, SpecError
@@ -319,3 +319,21 @@ def test_a_vector_is_a_row_and_a_column_of_what_is_made_of_a_product() -> None:
 
     for target in ("cuda:h200", "hip:mi300x"):
         assert fusegen.validate(fusegen.compile(supervised, target, on="emulator", validate=False), quick=True).ok
+
+
+def test_one_number_is_an_array_of_one() -> None:
+    """Sums of all elements whose axes are left away have the shape [], and losses are declared as f32[1]."""
+
+    @chain(M=5, N=37)
+    def losses(x: f32[M, N], keep: b8[M, N]) -> tuple[f32[1], f32[1, 1]]:
+        kept = F.cast(keep, f32)
+        count = F.sum(kept, axis=None, keepdims=False)
+        loss = F.sum(F.square(x) * kept, axis=None, keepdims=False) / count
+        return loss, F.sum(abs(x) * kept, axis=None, keepdims=False) / F.maximum(count, 1.0)
+
+    program = fusegen.compile(losses, "cuda:h200", on="emulator", validate=False)
+    assert fusegen.validate(program, quick=True).ok
+    x = np.random.default_rng(4).standard_normal((5, 37), dtype=np.float32)
+    mean, size = program(x, x > 0)
+    np.testing.assert_allclose(mean, [np.square(x[x > 0]).mean()], rtol=1e-5)
+    np.testing.assert_allclose(size, [[x[x > 0].mean()]], rtol=1e-5)

@@ -52,7 +52,7 @@ def candidates(graph: Graph) -> tuple[Node, ...]:
         if len(graph.users[node]) > 1 or node in graph.names:
             wanted.add(node)
     arrays = made_of_arrays(graph)
-    return tuple(n for n in graph.nodes if n in wanted and n in arrays and n.op.kind in WORTH_STORING)
+    return tuple(n for n in graph.nodes if n in wanted and n in arrays and n.shape and n.op.kind in WORTH_STORING)
 
 
 def made_of_arrays(graph: Graph) -> frozenset[Node]:
@@ -106,19 +106,20 @@ def behind_views(graph: Graph, node: Node) -> list[Node]:
 def rearranged(graph: Graph) -> tuple[Node, ...]:
     """Views and joins, in order: worth writing to memory only where a kernel can't take them where they are."""
     arrays = made_of_arrays(graph)
-    return tuple(n for n in graph.nodes if n.op.kind in (Kind.VIEW, Kind.JOIN) and n in arrays)
+    return tuple(n for n in graph.nodes if n.op.kind in (Kind.VIEW, Kind.JOIN) and n in arrays and n.shape)
 
 
 @once_per_graph
 def stored_values(graph: Graph) -> Mapping[Node, Stored]:
-    """Every value, first the candidates, as it would lie in memory; one that is an output in that type lies there."""
+    """Every value but single numbers, which have no axis, first the candidates, as it would lie in memory; one that is
+    an output in that type lies there."""
     names = value_names(graph)
     taken = {t.name for t in (*graph.inputs, *graph.outputs)}
     types = storage_types(graph)
     homes = {(t.node, t.dtype): t.name for t in reversed(graph.outputs)}
     found: dict[Node, Stored] = {}
     arrays = made_of_arrays(graph)
-    for node in dict.fromkeys((*candidates(graph), *(n for n in graph.nodes if n in arrays))):
+    for node in dict.fromkeys((*candidates(graph), *(n for n in graph.nodes if n in arrays and n.shape))):
         type = TensorType(types[node], node.shape)
         if (own := homes.get((node, type.dtype))) is not None:
             found[node] = Stored(own, type, "output", node)
