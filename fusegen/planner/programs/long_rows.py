@@ -5,7 +5,10 @@
 
 A row belongs to one block, or on Hopper to a cluster of 16: while it sums one row of 2^26 gradients, nine tenths of a
 GPU are idle. Groups are rows of their own to as many blocks, and a second kernel reduces what they leave. Sums are made
-in another order, and always in the same one.
+in another order, and always in the same one. Where no number of groups comes out even, as of 7000003 gradients, the
+rest of the row is reduced by itself:
+
+    r = sum(r_of_groups) + sum(f(x)[..., G * group :])
 """
 
 from __future__ import annotations
@@ -16,12 +19,15 @@ from fusegen.language.graph import Graph, Kind, Node, once_per_graph
 from fusegen.language.ordering import with_nodes
 from fusegen.language.sizes import evenly
 from fusegen.language.trace import OPS
+from fusegen.language.types import Size
 from fusegen.language.views import View
 from fusegen.targets.base import Target
 
 LEAST_COLUMNS = 1 << 17  # of a row: shorter ones take a block less time than a second launch
 GROUP = 1 << 14  # columns, at most: rows that long are held by a block's registers, and read at a copy's rate
 LEAST_GROUP = 1 << 10
+WHOLE = 64  # columns: a group begins at a whole number of vectors, and of sectors
+BOTH = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}  # of two parts of a row
 PLAIN = (Kind.INPUT, Kind.LEAF, Kind.MAP, Kind.REDUCE, Kind.VIEW)
 
 
@@ -35,23 +41,30 @@ def by_groups(graph: Graph, target: Target) -> Graph:
 @once_per_graph
 def grouped_rows(graph: Graph) -> Graph:
     wide = graph.shape[-1]
-    group = next((g for g in (GROUP >> n for n in range(5)) if g >= LEAST_GROUP and graph.cols % g == 0), 0)
-    if not group or any(n.op.kind not in PLAIN or n.over for n in graph.nodes):
+    if any(n.op.kind not in PLAIN or n.over for n in graph.nodes):
         return graph
-    count = evenly(wide, group)
+    even = next((g for g in range(GROUP, LEAST_GROUP - 1, -WHOLE) if graph.cols % g == 0), 0)
+    group = even or GROUP
+    count: Size = evenly(wide, group) if even else graph.cols // group
     made: dict[Node, Node] = {}
     for node in graph.nodes:
         inputs = tuple(made[a] for a in node.inputs)
         made[node] = node if inputs == node.inputs else replace(node, inputs=inputs)
         if node.op.kind is not Kind.REDUCE or node.inputs[0].shape[-1] != wide:
             continue
-        leading = node.shape[:-1]
-        split = View.identity(inputs[0].shape).split(len(leading), (count, group))
-        groups = Node(OPS["view"], inputs, split.shape, inputs[0].dtype, node.operator, view=split)
+        leading, whole = node.shape[:-1], View.identity(inputs[0].shape)
+        inside = whole if even else whole.sliced((Ellipsis, slice(0, group * (graph.cols // group))))
+        groups = shown(inputs[0], inside.split(len(leading), (count, group)))
         parts = replace(node, inputs=(groups,), shape=(*leading, count, 1))
-        row = View.identity(parts.shape).sliced((Ellipsis, 0))
-        parts_of_row = Node(OPS["view"], (parts,), row.shape, node.dtype, node.operator, view=row)
+        parts_of_row = shown(parts, View.identity(parts.shape).sliced((Ellipsis, 0)))
         made[node] = replace(node, inputs=(parts_of_row,))
+        if not even:
+            rest = shown(inputs[0], whole.sliced((Ellipsis, slice(group * (graph.cols // group), graph.cols))))
+            made[node] = replace(node, op=OPS[BOTH[node.op.name]], inputs=(made[node], replace(node, inputs=(rest,))))
     if all(made[n] is n for n in graph.nodes):
         return graph
     return replace(with_nodes(graph, made), origin=graph.written)
+
+
+def shown(node: Node, view: View) -> Node:
+    return Node(OPS["view"], (node,), view.shape, node.dtype, node.operator, view=view)
