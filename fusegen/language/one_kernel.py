@@ -47,6 +47,7 @@ def obstacle(graph: Graph) -> Obstacle | None:
             return Obstacle(reason, graph.where)
     return (
         of_ends(graph)
+        or of_repeats(graph)
         or of_orders(graph)
         or of_gathers(graph)
         or of_scatters(graph)
@@ -73,6 +74,22 @@ def of_ends(graph: Graph) -> Obstacle | None:
     for node in graph.nodes:
         if node.op.kind is Kind.BIAS and not any(product.ends is node.ends for product in graph.products):
             return Obstacle(f"{node.operator}: a group's vector meets its rows where they are multiplied", node.where)
+    return None
+
+
+def of_repeats(graph: Graph) -> Obstacle | None:
+    """One row or column of a product, of which elements elsewhere are made: tiles are of what is multiplied."""
+    made = set(graph.products)
+    for node in graph.nodes:
+        if node.op.kind is not Kind.MAP:
+            continue
+        for source in made.intersection(node.inputs):
+            own, whole = ((1, *shape)[-2:] for shape in (source.shape, node.shape))
+            if any(a == 1 != b for a, b in zip(own, whole, strict=True)):
+                what = f"{shape_text(source.shape)} of a product, and is {shape_text(node.shape)}"
+                return Obstacle(f"{node.operator} repeats {what}: a program cuts here", node.where, source)
+        if made.intersection(node.inputs):
+            made.add(node)
     return None
 
 

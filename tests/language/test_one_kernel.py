@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusegen import Chain, bf16, chain, dims, f32, i32
+from fusegen import Chain, Program, bf16, chain, compile, dims, f32, i32, validate
 from fusegen import ops as F
 from fusegen.language.one_kernel import obstacle
 from fusegen.language.reference import reference
 from fusegen.planner import candidates
 from fusegen.targets import target
+from tests.tools import needs_compiler
 
-M, N, K = dims("M N K")
+B, C, H, M, N, K = dims("B C H M N K")
 H200 = target("cuda:h200")
 
 
@@ -96,3 +97,47 @@ def test_references_of_several_spaces_know_each_axis() -> None:
     mean, counted = reference(spec.graph)(x, y)
     np.testing.assert_array_equal(mean, np.ones((3, 1)))
     np.testing.assert_array_equal(counted, np.tile(np.arange(32), (3, 1)))
+
+
+@chain(M=8, N=32, K=16)
+def gated(x: bf16[M, K], gate: bf16[K, 1], out: bf16[M, N]) -> bf16[M, N]:
+    """An expert that all tokens share, by its gate."""
+    return F.sigmoid(x @ gate) * out
+
+
+@chain(B=3, M=8, N=32, K=16)
+def shared_row(x: bf16[B, K], w: bf16[K, N], out: bf16[B, M, N]) -> bf16[B, M, N]:
+    """A projection of each sequence's own vector, beside all of its tokens."""
+    return F.silu(x @ w)[:, None, :] + out
+
+
+@chain(B=3, C=8, H=6)
+def channels(x: bf16[B, C, H, H], s: bf16[B, C], w: bf16[C, C]) -> bf16[B, C, H, H]:
+    """Squeeze and excite."""
+    return x * F.sigmoid(s @ w.T)[:, :, None, None]
+
+
+@needs_compiler
+@pytest.mark.parametrize("target", ["cuda:h200", "hip:mi300x"])
+@pytest.mark.parametrize("spec", [gated, shared_row, channels], ids=lambda spec: str(spec.name))
+def test_a_product_is_repeated_by_a_kernel_of_its_own(spec: Chain, target: str) -> None:
+    """Its kernel's tiles are of what is multiplied: it wrote the first column or row, and read what is no row of x."""
+    program = compile(spec, target, on="emulator", validate=False)
+    assert isinstance(program, Program)
+    assert validate(program, quick=True).ok
+
+
+def test_a_product_of_one_column_beside_another_one_is_no_repeat() -> None:
+    @chain(M=8, N=32, K=16)
+    def both(x: bf16[M, K], w: bf16[K, N], gate: bf16[K, 1]) -> tuple[bf16[M, N], f32[M, 1]]:
+        return x @ w, F.sigmoid(x @ gate)
+
+    assert obstacle(both.graph) is None
+
+
+def test_a_repeated_product_is_named() -> None:
+    found = obstacle(gated.graph)
+    assert found is not None
+    assert "mul repeats [M, 1] of a product, and is [M, N]: a program cuts here" in str(found)
+    assert found.cut is not None
+    assert found.cut.op.name == "sigmoid"
