@@ -19,6 +19,7 @@ from fusegen.emulator import compiler
 from fusegen.errors import FusegenError, MissingError
 from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain, load_chains
+from fusegen.pipeline import compile as compile_chain
 from fusegen.planner import CONTIGUOUS, alike, candidates
 from fusegen.planner.columns.plan import ColumnsPlan
 from fusegen.planner.model import Layout, Source
@@ -350,3 +351,18 @@ def test_broken_kernels_are_caught(name: str) -> None:
     report = broken(plan_to_break(), MUTATIONS[name])
     assert isinstance(report, Report)
     assert not report.ok
+
+
+@chain(B=3, S=9, N=24)
+def last_token(h: bf16[B, S, N], length: i32[B]) -> tuple[f32[B, N], f32[B, N]]:
+    """Where one axis of rows is reduced, and others stay: its index is the row."""
+    at = F.row_index(h)
+    own = F.where(at == length[:, None, None] - 1, h, 0.0)
+    mean = F.sum(F.where(at < length[:, None, None], h, 0.0), axis=1, keepdims=False)
+    return F.sum(own, axis=1, keepdims=False), mean / F.maximum(length, 1)[:, None]
+
+
+@pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
+def test_rows_are_counted_along_the_axis_that_is_reduced(name: str) -> None:
+    skip_without_emulator()
+    assert validate(compile_chain(last_token, name, on="emulator", validate=False), quick=True).ok

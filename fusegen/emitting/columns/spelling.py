@@ -47,8 +47,8 @@ class SpelledPass:
 class ColumnsSpeller:
     def __init__(self, plan: ColumnsPlan) -> None:
         last = len(plan.graph.shape) - 2
-        row = next((dim.index for dim in plan.row_dims if last in dim.axes), "")
         self.plan = plan
+        row = next((self.index(dim) for dim in plan.row_dims if last in dim.axes), "")
         self.tile = plan.tile
         self.words = Dialect(plan.target.spelling, row_number=row)
         self.dims = {dim.index: dim for dim in plan.reduced_dims}
