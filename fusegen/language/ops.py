@@ -365,8 +365,8 @@ def take(x: Value, columns: Value, missing: Number | bool = 0) -> Value:
     if columns.node.op.name != "top_columns":
         return take_at(x, columns, _missing(x, missing))
     chosen = columns.node.inputs[0]
-    if not x.shape or x.shape[-1] != chosen.shape[-1] or x.node.op.kind is Kind.SELECT:
-        already = ", which has the columns chosen alone" if columns.node in behind([x.node]) else ""
+    already = ", which has the columns chosen alone" if columns.node in behind([x.node]) else ""
+    if not x.shape or x.shape[-1] != chosen.shape[-1] or (already and x.node.op.kind is Kind.SELECT):
         raise SpecError(
             f"take: found {shape_text(x.shape)}{already}, but the columns were chosen from rows of {chosen.shape[-1]}",
             caller(),

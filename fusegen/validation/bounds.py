@@ -181,7 +181,8 @@ def key_in_f32(selection: Node, table: Mapping[Node, Bounded]) -> Bounded:
     """The same as a kernel has it: what is surely beyond f32's range is an infinity, and so ties with others, or is
     masked."""
     key = table[selection.inputs[0]]
-    beyond = (np.abs(key.value) - key.error > f32.largest) & np.isfinite(key.value)
+    with np.errstate(invalid="ignore"):  # an infinity that may be anything
+        beyond = (np.abs(key.value) - key.error > f32.largest) & np.isfinite(key.value)
     if not beyond.any():
         return selection_key(selection, table)
     infinite = Bounded(np.where(beyond, np.copysign(np.inf, key.value), key.value), np.where(beyond, 0.0, key.error))

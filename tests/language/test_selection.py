@@ -27,6 +27,7 @@ from fusegen.language.ordering import Key, key_of, order_by_keys
 from fusegen.language.reference import reference, reference_source
 from fusegen.language.selection import take, top_columns
 from fusegen.language.spec import Chain
+from fusegen.pipeline import compile as compile_chain
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.cost import traffic
 from fusegen.planner.heading import selected
@@ -40,6 +41,7 @@ from fusegen.targets import H200
 from fusegen.tuning import wire
 from tests.chains import random_chain
 from tests.language.test_unfusing import values_for
+from tests.tools import needs_compiler
 
 B, M, N, K = dims("B M N K")
 INF = math.inf
@@ -603,6 +605,27 @@ def test_take_wants_columns_of_a_selection_and_a_row_of_that_length() -> None:
     assert "the columns chosen alone" in refused(lambda x: taken_again(*F.topk(x, 4)))
     assert "missing='a'" in refused(lambda x: F.take(x, F.topk(x, 4)[1], wrong_type("a")))
     assert "missing=0.5" in refused(lambda x: F.take(F.cast(x, i32), F.topk(x, 4)[1], 0.5))
+
+
+@needs_compiler
+def test_what_one_selection_chose_is_taken_at_what_another_one_chooses_of_it() -> None:
+    """As a sampler's token: the best of the k likeliest, by their columns. It was refused, as rows of other lengths."""
+
+    @chain(M=6, N=40)
+    def spec(x: f32[M, N], noise: f32[M, 8]) -> tuple[i32[M, 1], f32[M, 1]]:
+        values, columns = F.topk(x, 8)
+        best = F.argmax(values + noise)
+        return F.take(columns, best), F.take(noise, best)
+
+    rng = np.random.default_rng(6)
+    x, noise = rng.standard_normal((6, 40)), rng.standard_normal((6, 8))
+    own = np.argsort(-x, kind="stable")[:, :8]
+    best = np.argmax(np.take_along_axis(x, own, 1) + noise, 1)[:, None]
+    token, drawn = reference(spec.graph)(x, noise)
+    np.testing.assert_array_equal(token, np.take_along_axis(own, best, 1))
+    np.testing.assert_array_equal(drawn, np.take_along_axis(noise, best, 1))
+    program = compile_chain(spec, "cuda:h200", on="emulator", validate=False)
+    np.testing.assert_array_equal(program(x.astype(np.float32), noise.astype(np.float32))[0], token)
 
 
 def test_rules_of_whole_rows_refuse_a_selection() -> None:
