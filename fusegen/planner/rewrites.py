@@ -10,15 +10,16 @@ from fusegen.language.ordering import MASKED, along_row, order_by_keys, with_nod
 from fusegen.language.sharing import share_common
 from fusegen.language.trace import OPS
 from fusegen.language.types import DType, b8, bf16, f8e8m0, f32, i32, size_of
+from fusegen.planner.quotients import by_reciprocals
 from fusegen.planner.ranges import ANY, SMALLEST_NORMAL, ranges
 
 
 def simplify(graph: Graph) -> Graph:
     """The graph that rules plan: every pass, in order."""
     shared = share_common(graph)
-    found = shared
+    found = by_reciprocals(shared if shared.selection is None else order_by_keys(shared))
     if shared.selection is not None:
-        found = share_common(sink_takes(order_by_keys(shared)))
+        found = share_common(sink_takes(found))
     if any(node.op.name == "take_at" and node.inputs[0].op.kind is not Kind.INPUT for node in shared.gathers):
         found = share_common(sink_columns(found))
     found = stores_that_round(cheaper_functions(found))

@@ -4,7 +4,7 @@
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // tile     a block of 1024 threads a row, 4 x 8 elements a thread; drawn in shared memory
 // traffic  8.2 MB moved, 8.2 MB ideal, 167.9 MB unfused in 12 launches
-// floor    4.0 us at 2.039 TB/s; instruction-bound at 5.50 flop/B
+// floor    4.0 us at 2.039 TB/s; instruction-bound at 5.00 flop/B
 // needs    rows of 32000 elements, next to each other; logits: address and strides in multiples of 16
 //          B; top_k, top_p: address and strides in multiples of 8 B
 
@@ -156,6 +156,13 @@ top_p_sample_out(
   const float temperature = *temperature_row;
   const int step = *step_ptr;
   const int seed = *seed_ptr;
+  const float abs_ = fabsf(temperature);
+  const bool gt = abs_ > 1.8446744e+19f;
+  const bool lt = abs_ < 5.421011e-20f;
+  const float where = lt ? 1.8446744e+19f : 1.0f;
+  const float scale_of_temperature = gt ? 5.421011e-20f : where;
+  const float mul_from_temperature = temperature * scale_of_temperature;
+  const float reciprocal_of_temperature = 1.0f / mul_from_temperature;
 
   // pass 1 of 2: read top_p, top_k, logits; keep drawn; max_of_drawn = max(drawn)
   float max_of_drawn_part = -INFINITY;
@@ -171,8 +178,9 @@ top_p_sample_out(
         const bool top_p = top_p_vec.at[j] != 0;
         const bool top_k = top_k_vec.at[j] != 0;
         const float logits = __bfloat162float(logits_vec.at[j]);
-        const float quotient = logits / temperature;
-        const float z = top_k ? quotient : (-INFINITY);
+        const float mul = logits * scale_of_temperature;
+        const float mul_from_logits = mul * reciprocal_of_temperature;
+        const float z = top_k ? mul_from_logits : (-INFINITY);
         const float kept = top_p ? z : (-INFINITY);
         const int low = static_cast<int>(row * cols + col + j);
         const int high = static_cast<int>((row * cols + col + j) >> 32);

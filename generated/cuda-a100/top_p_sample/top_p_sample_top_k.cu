@@ -4,7 +4,7 @@
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // tile     a block of 512 threads a row, 8 x 8 elements a thread; largest_by_count in registers
 // traffic  6.1 MB moved, 6.1 MB ideal, 22.5 MB unfused in 2 launches
-// floor    3.0 us at 2.039 TB/s; instruction-bound at 2.00 flop/B
+// floor    3.0 us at 2.039 TB/s; instruction-bound at 1.33 flop/B
 // needs    rows of 32000 elements, next to each other; logits: address and strides in multiples of 16
 //          B; top_k: address and strides in multiples of 8 B
 
@@ -82,10 +82,17 @@ top_p_sample_top_k(
   unsigned char* const top_k_row = top_k_ptr + row * top_k_stride;
   const float temperature = *temperature_row;
   const int k = *k_row;
+  const float abs_ = fabsf(temperature);
+  const bool gt = abs_ > 1.8446744e+19f;
+  const bool lt = abs_ < 5.421011e-20f;
+  const float where = lt ? 1.8446744e+19f : 1.0f;
+  const float scale_of_temperature = gt ? 5.421011e-20f : where;
+  const float mul_from_temperature = temperature * scale_of_temperature;
+  const float reciprocal_of_temperature = 1.0f / mul_from_temperature;
   const float to_f32 = static_cast<float>(k);
   float largest_by_count_kept[8][8];
 
-  // pass 1 of 2: read logits; largest_by_count = largest_by_count(quotient)
+  // pass 1 of 2: read logits; largest_by_count = largest_by_count(mul_from_logits)
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     #pragma unroll
@@ -106,8 +113,9 @@ top_p_sample_top_k(
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float logits = __bfloat162float(logits_vec[v].at[j]);
-        const float quotient = logits / temperature;
-        largest_by_count_kept[v][j] = quotient;
+        const float mul = logits * scale_of_temperature;
+        const float mul_from_logits = mul * reciprocal_of_temperature;
+        largest_by_count_kept[v][j] = mul_from_logits;
       }
     }
   }
