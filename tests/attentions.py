@@ -155,6 +155,13 @@ def hidden(q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D], pad: b
 
 
 @chain(B=2, H=2, S=70, D=16)
+def demoted(q: bf16[B, H, S, D], k: bf16[B, H, S, D], v: bf16[B, H, S, D], gate: bf16[B, H, S, 1]) -> bf16[B, H, S, D]:
+    """Hidden by a number that is no infinity: all keys are seen."""
+    s = q @ k.mT * 0.25
+    return F.softmax(F.where(F.col_index(s) > F.row_index(s), -1e9, s)) @ v * F.sigmoid(gate)
+
+
+@chain(B=2, H=2, S=70, D=16)
 def others(q: bf16[B, H, S, D], k: bf16[B, H, S, D], v: bf16[B, H, S, D]) -> bf16[B, H, S, D]:
     """A key of each row is hidden, in the midst of those that are seen."""
     s = q @ k.mT * 0.25
@@ -163,7 +170,7 @@ def others(q: bf16[B, H, S, D], k: bf16[B, H, S, D], v: bf16[B, H, S, D]) -> bf1
 
 ALL: tuple[Chain, ...] = (
     plain, lse, window, alibi, softcap, document, sink, bias, prefix, chunks, wide, tiny, one, base_2, gated,
-    unnormalised, dropped, dropped_twice, hidden, others,
+    unnormalised, dropped, dropped_twice, hidden, demoted, others,
 )  # fmt: skip
 
 

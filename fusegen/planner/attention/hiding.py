@@ -1,6 +1,6 @@
 """Masks that name what is hidden, as torch's masked_fill does, become masks that name what is kept.
 
-    where(c, -inf, x)  ->  where(not c, x, -inf)
+    where(c, -inf, x)  ->  where(not c, x, -inf)     and so of any other number, such as -1e9
 
 Exact. `not` goes inside of `and`, `or` and comparisons of whole numbers, so that what is known of `col <= row` is known
 of a hidden `col > row` as well: which keys a row needs, and where it needs no test.
@@ -8,11 +8,10 @@ of a hidden `col > row` as well: which keys a row needs, and where it needs no t
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from fusegen.language.graph import Graph, Node
-from fusegen.language.ordering import with_nodes
+from fusegen.language.ordering import along_row, with_nodes
 from fusegen.language.trace import OPS
 from fusegen.language.types import f32
 
@@ -27,7 +26,8 @@ def kept_instead(graph: Graph) -> Graph:
     for node in graph.nodes:
         inputs = tuple(made[a] for a in node.inputs)
         same = node if inputs == node.inputs else replace(node, inputs=inputs)
-        if node.op.name == "where" and inputs[1].literal == -math.inf and inputs[2].literal is None:
+        hides = node.op.name == "where" and inputs[1].literal is not None and inputs[2].literal is None
+        if hides and along_row(node):
             same = replace(node, inputs=(opposite(inputs[0], opposites), inputs[2], inputs[1]))
         made[node] = same
     return graph if all(made[n] is n for n in graph.nodes) else with_nodes(graph, made)
