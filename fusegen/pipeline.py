@@ -33,6 +33,7 @@ from fusegen.planner import CONTIGUOUS, alike, candidates
 from fusegen.planner.launching import reading_late
 from fusegen.planner.model import Candidates, Layout, Plan, Source
 from fusegen.planner.programs import kernels_of, step_candidates
+from fusegen.planner.programs.axes_as_rows import ways_over_axes
 from fusegen.planner.programs.model import ProgramPlan, Step
 from fusegen.planner.programs.side_by_side import JoinedPlan, JoinedSource
 from fusegen.planner.smaller import needs_smaller, smaller
@@ -328,6 +329,9 @@ def compile_program(
             steps.append(replace(step, plan=kernel.plan, joined="", share=0))
     made = Program(replace(program, steps=tuple(steps)), kernels, device)
     made.again = partial(compile, program.graph, program.target, on=on, validate=validate, tuned=tuned)
+    if len(ways_over_axes(program.graph)) > 1:
+        apart = replace(program.graph, axes_apart=True)
+        made.compile_by_axes = partial(compile, apart, program.target, on=on, validate=validate, tuned=tuned)
     if program.graph.batch_invariant:
         made.elsewhere = partial(elsewhere, made, whole or program.graph, on)
     if validate and (small := smaller_program(made.plan)) is not None:

@@ -90,6 +90,7 @@ class Graph:
     shown: Mapping[str, str] = field(default_factory=dict)  # of tensors that are views: `x[..., :D // 2]`, for people
     rounding: Literal["fused", "eager"] = "fused"  # eager: its nodes round behind each operator (`language.eager`)
     batch_invariant: bool = False  # one order of sums for every number of rows (`planner.invariant`)
+    axes_apart: bool = False  # axes that are reduced together are no row (`planner.programs.axes_as_rows`)
 
     def __repr__(self) -> str:
         return f"<Graph {self.name} {self.signature} at {self.sizes_text()}>"
@@ -569,9 +570,8 @@ Row = tuple[Op, tuple[int, ...], Any]
 
 
 def table_of_graph(graph: Graph) -> tuple[Any, ...]:
-    """The nodes of a graph and of the one it was made of, which share many; then what is said of them, for each."""
+    """The nodes of a graph and of the one it was made of, and unused operands; then what is said of them, for each."""
     graphs = [graph, *([graph.origin] if graph.origin else [])]
-    # an operand may be unused
     nodes = tuple(dict.fromkeys(n for g in graphs for n in (*(t.node for t in g.inputs), *g.nodes)))
     numbers = {node: number for number, node in enumerate(nodes)}
     rows: list[Row] = [
@@ -584,7 +584,7 @@ def facts_of(graph: Graph, numbers: Mapping[Node, int]) -> tuple[Any, ...]:
     names = [(numbers[node], name) for node, name in graph.names.items() if node in numbers]
     inputs, outputs = ([(t.name, t.type, numbers[t.node]) for t in side] for side in (graph.inputs, graph.outputs))
     facts = graph.name, graph.doc, graph.where, inputs, outputs, names, dict(graph.sizes), graph.body
-    return *facts, dict(graph.shown), graph.rounding, graph.batch_invariant
+    return *facts, dict(graph.shown), graph.rounding, graph.batch_invariant, graph.axes_apart
 
 
 def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Graph:
@@ -592,9 +592,9 @@ def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Grap
     for op, arguments, facts in rows:
         nodes.append(Node(op, tuple(nodes[a] for a in arguments), **dict(zip(FACTS, facts, strict=True))))
     made = None
-    for name, doc, where, *sides, names, sizes, body, shown, rounding, invariant in reversed(graphs):
+    for name, doc, where, *sides, names, sizes, body, shown, rounding, invariant, apart in reversed(graphs):
         taken, given = (tuple(Tensor(n, type, nodes[number]) for n, type, number in side) for side in sides)
         named = {nodes[number]: text for number, text in names}
-        made = Graph(name, doc, where, taken, given, named, sizes, body, made, shown, rounding, invariant)
+        made = Graph(name, doc, where, taken, given, named, sizes, body, made, shown, rounding, invariant, apart)
     assert made is not None
     return made

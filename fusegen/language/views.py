@@ -214,17 +214,20 @@ class View:
         return made(shape, self.base, self.offset, columns)
 
     def base_merged(self, slow: Column, fast: Column) -> View | None:
-        """The same view, where two axes of the base, one for each column, are taken as one; None without such two."""
+        """The same view, where two axes of the base, one for each column, are taken as one, with those of one element
+        between them; None without such two."""
         for b in range(len(self.base) - 1):
-            if slow[b] != 0 and fast[b + 1] != 0:
-                inner = product(self.base[b + 1])
+            n = next((n for n in range(b + 1, len(self.base)) if product(self.base[n]) != 1), b + 1)
+            if slow[b] != 0 and fast[n] != 0:
+                inner = product(self.base[n])
 
-                def joined(column: Column, b: int = b, inner: Size = inner) -> Column:
-                    return (*column[:b], column[b] * inner + column[b + 1], *column[b + 2 :])
+                def joined(column: Column, b: int = b, n: int = n, inner: Size = inner) -> Column:
+                    return (*column[:b], column[b] * inner + column[n], *column[n + 1 :])
 
                 if joined(slow) != times(joined(fast), self.shape[self.columns.index(fast)]):
                     continue
-                base = (*self.base[:b], (*self.base[b], *self.base[b + 1]), *self.base[b + 2 :])
+                between = tuple(size for sizes in self.base[b : n + 1] for size in sizes)
+                base = (*self.base[:b], between, *self.base[n + 1 :])
                 return made(self.shape, base, joined(self.offset), tuple(map(joined, self.columns)))
         return None
 

@@ -90,6 +90,8 @@ class Kernels:
 
     def at(self, sizes: Mapping[str, int]) -> Kernel | Program:
         kernel: Kernel | Program = compiled(self.chain.at(**sizes), **self.options)
+        if isinstance(kernel, Program):
+            kernel.one_length = True
         return kernel
 
 

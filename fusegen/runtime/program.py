@@ -156,6 +156,10 @@ class Program(Called):
         self.records: dict[Signature, ProgramRecord] = {}
         self.workspaces: dict[tuple[Place, int], Workspace] = {}
         self.outgrown: list[Workspace] = []  # graphs that were captured over them may still be replayed
+        # what compiles the chain for arrays whose axes are no row, or of other sizes; set by the pipeline
+        self.compile_by_axes: Callable[[], Program] | None = None
+        self.by_axes: Program | None = None
+        self.one_length = False  # are other sizes of these axes another program's, as of an operator's kernels?
         self.compiled = {name: plan.graph.sizes[name] for name in plan.graph.sizes if name in plan.fixed}
 
     @property
@@ -269,6 +273,26 @@ class Program(Called):
 
     def check(self, views: Mapping[str, ArrayView]) -> Mapping[str, int]:
         """Everything that can be wrong whatever the layout and the addresses; the size of every dim."""
+        try:
+            return self.own_sizes(views)
+        except ArgumentError:
+            if (other := self.otherwise(views)) is None:
+                raise
+        return other.check(views)
+
+    def otherwise(self, views: Mapping[str, ArrayView]) -> Program | None:
+        """The program that takes axes apart: other sizes of those that are reduced, and any strides along them. None
+        where this one does so itself. Raises ArgumentError where the arrays are wrong for both."""
+        if self.compile_by_axes is None:
+            return None
+        arguments.measure_dims(self.op_graph, self.compiled if self.one_length else {}, views)
+        arguments.check_dtypes(self.op_graph, views)
+        with self.lock:
+            if self.by_axes is None:
+                self.by_axes = self.compile_by_axes()
+            return self.by_axes
+
+    def own_sizes(self, views: Mapping[str, ArrayView]) -> Mapping[str, int]:
         sizes = arguments.measure_dims(self.op_graph, self.compiled, views)
         arguments.check_dtypes(self.op_graph, views)
         if self.op_graph.viewed:
@@ -294,8 +318,22 @@ class Program(Called):
     def record(
         self, views: Mapping[str, ArrayView], device: Device, owner: str, in_place: arguments.Pairs = frozenset()
     ) -> ProgramRecord:
-        """Check the arrays, and work out each kernel's launch and where the tensors between them lie."""
-        sizes = self.check(views)
+        """Check the arrays, and work out each kernel's launch and where the tensors between them lie. Arrays that can't
+        be taken as rows of several axes go through the program that reduces one axis after another."""
+        sizes: Mapping[str, int] | None = None
+        try:
+            sizes = self.own_sizes(views)
+        except ArgumentError:
+            if (other := self.otherwise(views)) is None:
+                raise
+        if sizes is None:
+            if left := in_place - other.in_place:
+                (output, operand), *_ = sorted(left)
+                raise ArgumentError(
+                    f"{self.name} can't write {output} over {operand}, since it takes such arrays axis by axis, in "
+                    "several kernels\n  pass another array in out=, or a contiguous operand"
+                )
+            return other.record(views, device, owner, in_place)
         arena = self.plan.arena(sizes)
         updates = self.op_graph.updates
         fresh = {t.name: fresh_view(t.dtype, shape_at(t.shape, sizes)) for t in self.outputs}

@@ -178,6 +178,17 @@ def test_merges_need_strides() -> None:
     assert View.identity((M, H * D)).split(1, (H, D)).merged(1, 2).is_identity
 
 
+def test_axes_of_one_element_lie_between_those_that_are_merged() -> None:
+    both = View.identity((M, H, 1, 1, D)).merged(1, 4)
+    assert both.shape == (M, H * D)
+    array = filled((M, H, 1, 1, D))
+    np.testing.assert_array_equal(shown(both, array), array.reshape(3, 24))
+    assert both.inverse() is not None
+    assert both.apply(0, (24, 6, 99, 7, 1), 4, SIZES, "x") == (0, (3, 24), (24, 1))
+    with pytest.raises(ArgumentError, match="no single step"):
+        both.apply(0, (48, 12, 6, 6, 1), 4, SIZES, "x")
+
+
 @pytest.mark.parametrize(
     ("key", "said"),
     [

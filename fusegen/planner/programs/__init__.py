@@ -16,12 +16,14 @@ from typing import Any
 from fusegen.errors import NoPlan
 from fusegen.language.axes import column_reductions
 from fusegen.language.graph import Graph, plain
+from fusegen.language.sharing import share_common
 from fusegen.language.types import size_of
 from fusegen.planner import candidates
 from fusegen.planner.attention.parts import AttentionPlan
 from fusegen.planner.attention.recognition import is_attention
 from fusegen.planner.launching import as_launched
 from fusegen.planner.model import Candidates, Plan
+from fusegen.planner.programs.axes_as_rows import ways_over_axes
 from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.heads_as_rows import heads_as_rows
 from fusegen.planner.programs.long_rows import by_groups
@@ -137,13 +139,33 @@ def cheapest(graph: Graph, target: Target, *limits: float) -> ProgramPlan:
     key = (target, *limits)
     if key not in known:
         try:
-            known[key] = searching().cheapest(graph, target, *limits)
+            known[key] = searched(graph, target, *limits)
         except NoPlan as error:
             known[key] = error
     program = known[key]
     if isinstance(program, NoPlan):
         raise program.with_traceback(None)
     return program
+
+
+def searched(graph: Graph, target: Target, below_us: float = math.inf, *limits: float) -> ProgramPlan:
+    """The result of a search; of a chain that reduces several axes together, where rows of all of them would leave some
+    of a GPU idle or take several kernels, the best of one for each way to take them."""
+    best: ProgramPlan | None = None
+    refused: NoPlan | None = None
+    for way in ways_over_axes(graph):
+        try:
+            found = searching().cheapest(way, target, below_us, *limits)
+        except NoPlan as error:
+            refused = refused or error
+            continue
+        best, below_us = found if way is graph else replace(found, graph=share_common(graph)), found.time_us
+        if len(found.steps) == 1 and not fills_part(found.steps[0].plan):
+            break
+    if best is None:
+        assert refused is not None
+        raise refused
+    return best
 
 
 def searching() -> Any:

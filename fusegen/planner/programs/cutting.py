@@ -194,6 +194,7 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
         return any(n in read and memory[n].type.dtype is dtype for n in (node, shown_by(node)))
 
     own = {size for t in (*operands, *inputs) for size in t.shape[-1:]}
+    counted = {n.inputs[0].shape[axis] for n in computed for axis in n.over}
     loose = set(read)
     for node in computed:
         if node.op.kind is Kind.INPUT:
@@ -201,7 +202,7 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
             continue
         if any(a in loose for a in (node.inputs[:1] if node.op.kind is Kind.GATHER else node.inputs)):
             loose.add(node)
-        if node.size is not None and node.size not in own and node.size not in graph.counted:
+        if node.size is not None and node.size not in own and node.size not in counted:
             number = size_number(node, graph.sizes)
             made[node] = Node(OPS["literal"], (), (), node.dtype, node.operator, literal=number)
             continue
@@ -229,6 +230,7 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
         outputs=outputs,
         names={made[n]: name for n, name in graph.names.items() if n in made and n not in read},
         sizes={name: size for name, size in graph.sizes.items() if name in used},
+        axes_apart=graph.axes_apart,
     )
     return Piece(step, {own: node for node, own in made.items()})
 

@@ -123,6 +123,7 @@ class Rows:
         self.narrow: Shape = (tail[0], *(1,) * (len(tail) - 1))
         self.count = tail[0]
         self.size = product(tail[1:])
+        self.length = product(tail)
         self.group = size_of(self.size, graph.sizes)
         self.split = split
         self.inside = self.find_inside()
@@ -168,7 +169,7 @@ class Rows:
                 node, op=op, inputs=(self.held[source],), shape=(*leading, self.count), group=self.group, text=text
             )
         arguments = tuple(self.argument(a, wide) for a in node.inputs)
-        return replace(node, inputs=arguments, shape=(*leading, self.count * self.size if wide else self.count))
+        return replace(node, inputs=arguments, shape=(*leading, self.length if wide else self.count))
 
     def sum_type(self, node: Node) -> str:
         """Sums of i32 stay i32, as numpy's own would not."""
@@ -181,13 +182,14 @@ class Rows:
         if node not in self.inside:
             return self.operand(node, wide)
         held = self.held[node]
-        return self.spread(held, node) if wide and node.shape[-len(self.tail) :] == self.narrow else held
+        return self.spread(held, node, self.size) if wide and node.shape[-len(self.tail) :] == self.narrow else held
 
-    def spread(self, held: Node, of: Node) -> Node:
-        """Each group's value at all of its places."""
-        text = f"np.repeat({{0}}, {self.group}, axis=-1)"
-        shape = (*held.shape[:-1], self.count * self.size)
-        return Node(OPS["spread"], (held,), shape, held.dtype, of.operator, group=self.group, text=text)
+    def spread(self, held: Node, of: Node, size: Size) -> Node:
+        """The value of each group of so many neighbours at all of its places."""
+        group = size_of(size, self.graph.sizes)
+        text = f"np.repeat({{0}}, {group}, axis=-1)"
+        shape = (*held.shape[:-1], self.length)
+        return Node(OPS["spread"], (held,), shape, held.dtype, of.operator, group=group, text=text)
 
     def operand(self, node: Node, wide: bool) -> Node:
         """What is not made of groups: an array in their shape, as rows; one value a row; or one a group, as that of a
@@ -200,7 +202,8 @@ class Rows:
             raise Otherwise
         if own == self.tail:
             return self.seen(self.made[node], whole.merged(len(node.shape) - len(own), len(own)), node)
-        return self.spread(self.seen(self.made[node], whole.sliced((..., *(0,) * (len(own) - 1))), node), node)
+        few = whole.sliced((..., *(0,) * (len(own) - 1)))
+        return self.spread(self.seen(self.made[node], few, node), node, self.size)
 
     # ---------------------------------------------------------------- as it is
 

@@ -29,6 +29,7 @@ from fusegen.language.trace import OPS
 from fusegen.language.types import TensorType, i32
 from fusegen.language.views import View, made
 from fusegen.planner.attention.recognition import is_attention, widens_codes
+from fusegen.planner.programs.axes_as_rows import axes_as_rows
 from fusegen.planner.programs.cutting import made_of_arrays
 from fusegen.planner.programs.grouping import groups_in_rows
 from fusegen.planner.programs.pages import Paged, paged_in
@@ -52,26 +53,40 @@ from fusegen.planner.programs.seen import (
     turned_round,
     within,
 )
-from fusegen.planner.programs.steps import Bound, Lowered, NotOneStep
+from fusegen.planner.programs.steps import Bound, Lowered, NotOneStep, whole
+
+
+def step_for(graph: Graph) -> Lowered:
+    """The step that computes a piece of a chain. Raises NotOneStep."""
+    return lowered(graph) if graph.viewed or axes_as_rows(graph) is not graph else whole(graph)
 
 
 def lowered(graph: Graph) -> Lowered:
-    """The step that computes `graph`. Raises NotOneStep.
+    """The step that computes `graph`; of reductions over several of the last axes by rows of these, where there are
+    such. Raises NotOneStep."""
+    if (rows := axes_as_rows(graph)) is not graph:
+        with suppress(NotOneStep):
+            return as_it_is(rows, of_rows=True)
+    return as_it_is(groups_in_rows(graph))
+
+
+def as_it_is(graph: Graph, of_rows: bool = False) -> Lowered:
+    """The step that computes these values; `of_rows`, where arrays were made rows of several axes. Raises NotOneStep.
 
     A view of elementwise steps is made of what they read. Where that is none of an operand, as of one value a group
     beside the group's elements, or counts along other axes than a row's, it is made where they are written. Where one
     result is several side by side, others of its shape are taken in the same parts.
     """
-    graph = groups_in_rows(graph)
     try:
-        found = Lowering(graph).result()
+        found = Lowering(graph, of_rows=of_rows).result()
     except NotOneStep as error:
-        for again in (Lowering(graph, anchored=set(made_of_arrays(graph))), Lowering(graph, in_place=True)):
+        for again in (Lowering(graph, set(made_of_arrays(graph)), of_rows=of_rows),
+                      Lowering(graph, in_place=True, of_rows=of_rows)):  # fmt: skip
             with suppress(NotOneStep):
                 return again.result()
         raise error from None
     with suppress(NotOneStep):
-        other = Lowering(graph, alike=True).result() if found.shapes > 1 else found
+        other = Lowering(graph, alike=True, of_rows=of_rows).result() if found.shapes > 1 else found
         return other if other.shapes < found.shapes else found
     return found
 
@@ -79,8 +94,12 @@ def lowered(graph: Graph) -> Lowered:
 class Lowering:
     """The nodes of the step while it is made."""
 
-    def __init__(self, graph: Graph, anchored: set[Node] | None = None, alike: bool = False, in_place: bool = False):
+    def __init__(
+        self, graph: Graph, anchored: set[Node] | None = None, alike: bool = False, in_place: bool = False,
+        of_rows: bool = False,
+    ) -> None:  # fmt: skip
         self.graph = graph
+        self.of_rows = of_rows  # do operands keep their names, whose axes are one?
         self.alike = alike  # are results of one shape written in the same parts?
         self.in_place = in_place  # are views that are results made where they are written?
         self.made: dict[tuple[Node, View, bool], Node] = {}
@@ -312,8 +331,11 @@ class Lowering:
         return self.inputs[key].node
 
     def whole_by(self, view: View, node: Node) -> bool:
-        """Is an operand seen through views alone that only add axes of one element, this one first?"""
+        """Is an operand seen through views alone that only add axes of one element, this one first? Or, of rows of
+        several axes, as one row alone?"""
         users = self.graph.users.get(node, ())
+        if self.of_rows and all(u.view == view for u in users):
+            return view.inverse() is not None
         seen = any(name == self.graph.tensor_of[node].name for name, *_ in self.inputs)
         return not seen and all(u.view is not None and u.view.adds_axes for u in users) and view.adds_axes
 

@@ -50,7 +50,7 @@ from fusegen.planner.programs.heads_as_rows import heads_as_rows
 from fusegen.planner.programs.joining import joined
 from fusegen.planner.programs.kept import Outcome, remembered
 from fusegen.planner.programs.key_parts import keys_parted
-from fusegen.planner.programs.lowering import lowered
+from fusegen.planner.programs.lowering import step_for
 from fusegen.planner.programs.model import Cut, ProgramPlan, Stored, one_after_another
 from fusegen.planner.programs.parts import interleaved, layout_of, parts_of, within
 from fusegen.planner.programs.product_parts import grouped
@@ -443,7 +443,7 @@ class Search:
         part = cutting.piece(self.graph, makes, {node: self.stored[node] for node in state})
         least = self.least_us(part.graph) + STUCK_US
         try:
-            step = lowered(part.graph) if part.graph.viewed else whole(part.graph)
+            step = step_for(part.graph)
         except NotOneStep as error:
             return Kernel(makes, least, reason=str(error), cut=part.origins.get(error.node))
         two = self.by_parts(step, makes)
