@@ -157,7 +157,7 @@ class Program(Called):
         self.workspaces: dict[tuple[Place, int], Workspace] = {}
         self.outgrown: list[Workspace] = []  # graphs that were captured over them may still be replayed
         # what compiles the chain for arrays whose axes are no row, or of other sizes; set by the pipeline
-        self.compile_by_axes: Callable[[], Program] | None = None
+        self.compile_by_axes: Callable[[], Any] | None = None
         self.by_axes: Program | None = None
         self.one_length = False  # are other sizes of these axes another program's, as of an operator's kernels?
         self.compiled = {name: plan.graph.sizes[name] for name in plan.graph.sizes if name in plan.fixed}
@@ -289,7 +289,9 @@ class Program(Called):
         arguments.check_dtypes(self.op_graph, views)
         with self.lock:
             if self.by_axes is None:
-                self.by_axes = self.compile_by_axes()
+                made = self.compile_by_axes()
+                assert isinstance(made, Program)  # no kernel reduces rows, and axes of rows
+                self.by_axes = made
             return self.by_axes
 
     def own_sizes(self, views: Mapping[str, ArrayView]) -> Mapping[str, int]:
@@ -320,13 +322,13 @@ class Program(Called):
     ) -> ProgramRecord:
         """Check the arrays, and work out each kernel's launch and where the tensors between them lie. Arrays that can't
         be taken as rows of several axes go through the program that reduces one axis after another."""
-        sizes: Mapping[str, int] | None = None
+        other: Program | None = None
         try:
             sizes = self.own_sizes(views)
         except ArgumentError:
             if (other := self.otherwise(views)) is None:
                 raise
-        if sizes is None:
+        if other is not None:
             if left := in_place - other.in_place:
                 (output, operand), *_ = sorted(left)
                 raise ArgumentError(

@@ -191,6 +191,7 @@ def test_every_kind_of_plan(size: int, wanted: Any) -> None:
 @needs_compiler
 def test_arrays_whose_axes_lie_apart_are_taken_axis_by_axis() -> None:
     made = compile(normed, H200, on="emulator", validate=False)
+    assert isinstance(made, Program)
     rng = np.random.default_rng(3)
     x = rng.normal(size=(3, 4, 5, 8)).astype(bf16.numpy)
     gamma, beta = rng.normal(size=(2, 4, 5, 8)).astype(bf16.numpy)
@@ -209,6 +210,7 @@ def test_arrays_whose_axes_lie_apart_are_taken_axis_by_axis() -> None:
 @needs_compiler
 def test_other_sizes_of_these_axes_are_taken_axis_by_axis() -> None:
     made = compile(whole_numbers, H200, on="emulator", validate=False)
+    assert isinstance(made, Program)
     x = np.random.default_rng(3).integers(-9, 9, size=(2, 3, 9, 7)).astype(np.int32)
     total, largest = made(x)
     np.testing.assert_array_equal(total, x.sum((2, 3), keepdims=True))
@@ -223,6 +225,7 @@ def test_other_sizes_of_these_axes_are_taken_axis_by_axis() -> None:
 @needs_compiler
 def test_wrong_arrays_are_refused_before_anything_is_compiled() -> None:
     made = compile(whole_numbers, H200, on="emulator", validate=False)
+    assert isinstance(made, Program)
     with pytest.raises(ArgumentError, match="i32"):
         made(np.ones((2, 3, 9, 7), np.float32))
     assert made.by_axes is None

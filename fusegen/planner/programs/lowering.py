@@ -23,6 +23,7 @@ from fusegen.language.graph import Graph, Kind, Node, Operator, Tensor
 from fusegen.language.graph import behind as nodes_behind
 from fusegen.language.group_sorting import ends_text
 from fusegen.language.naming import hides_frame
+from fusegen.language.one_kernel import obstacle
 from fusegen.language.reference import PLACES
 from fusegen.language.sizes import Dim, Expr, Shape, Size, broadcast, dims_in, shape_text, size_of
 from fusegen.language.trace import OPS
@@ -33,6 +34,7 @@ from fusegen.planner.programs.axes_as_rows import axes_as_rows
 from fusegen.planner.programs.cutting import made_of_arrays
 from fusegen.planner.programs.grouping import groups_in_rows
 from fusegen.planner.programs.pages import Paged, paged_in
+from fusegen.planner.programs.rows_in_parts import rows_in_parts
 from fusegen.planner.programs.seen import (
     across,
     along_row,
@@ -67,6 +69,11 @@ def lowered(graph: Graph) -> Lowered:
     if (rows := axes_as_rows(graph)) is not graph:
         with suppress(NotOneStep):
             return as_it_is(rows, of_rows=True)
+    if (parts := rows_in_parts(graph)) is not graph:
+        with suppress(NotOneStep):
+            found = as_it_is(parts)
+            if obstacle(found.graph) is None:
+                return found
     return as_it_is(groups_in_rows(graph))
 
 
