@@ -25,8 +25,9 @@ from fusegen.planner.programs import kernels_of
 from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.planner.programs.parts import layout_of
-from fusegen.planner.programs.search import Search, step_of
+from fusegen.planner.programs.search import Search
 from fusegen.planner.programs.smaller import smaller
+from fusegen.planner.programs.steps import step_of
 from fusegen.runtime import Kernel, Program, finding
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation import validate

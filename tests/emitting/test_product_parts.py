@@ -16,8 +16,7 @@ from fusegen.planner import candidates
 from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.planner.programs.product_parts import grouped
-from fusegen.planner.programs.search import step_of
-from fusegen.planner.programs.steps import whole
+from fusegen.planner.programs.steps import step_of, whole
 from fusegen.targets import target
 from fusegen.validation import validate
 from tests.emitting.test_row_parts import built

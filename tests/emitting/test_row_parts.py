@@ -20,8 +20,8 @@ from fusegen.planner import candidates
 from fusegen.planner.model import Source
 from fusegen.planner.programs.column_parts import parted
 from fusegen.planner.programs.model import ProgramPlan
-from fusegen.planner.programs.search import cheapest, step_of
-from fusegen.planner.programs.steps import whole
+from fusegen.planner.programs.search import cheapest
+from fusegen.planner.programs.steps import step_of, whole
 from fusegen.runtime import Kernel
 from fusegen.runtime.finding import find
 from fusegen.targets import target

@@ -23,7 +23,7 @@ from fusegen.planner.model import RowPlan
 from fusegen.planner.programs.lowering import lowered
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.planner.programs.parts import layout_of
-from fusegen.planner.programs.search import step_of
+from fusegen.planner.programs.steps import step_of
 from fusegen.runtime import Kernel, Program, finding
 from fusegen.targets import H200, MI300X, Target
 from fusegen.validation import validate
