@@ -31,6 +31,7 @@ from fusegen.language.types import TensorType, i32
 from fusegen.language.views import View, made
 from fusegen.planner.attention.recognition import is_attention, widens_codes
 from fusegen.planner.programs.axes_as_rows import axes_as_rows
+from fusegen.planner.programs.by_turns import by_turns
 from fusegen.planner.programs.cutting import made_of_arrays
 from fusegen.planner.programs.grouping import groups_in_rows
 from fusegen.planner.programs.pages import Paged, paged_in
@@ -74,6 +75,9 @@ def lowered(graph: Graph) -> Lowered:
             found = as_it_is(parts)
             if obstacle(found.graph) is None:
                 return found
+    if (parts := by_turns(graph)) is not graph:
+        with suppress(NotOneStep):
+            return as_it_is(parts)
     return as_it_is(groups_in_rows(graph))
 
 
