@@ -259,7 +259,7 @@ class AttentionSpeller(ScoresSpeller):
             "fours": self.fours,
             "asks_col": asks_col,
             "total": bool(plan.behind.total),
-            "log2e": "" if plan.base_2 else LOG2E,
+            **self.factors("" if plan.base_2 else LOG2E),
             "behind": behind,
             "first_lane": self.first_lane(),
             "values": self.values_at(words),

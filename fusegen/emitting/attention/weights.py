@@ -56,9 +56,10 @@ class WrittenWords(ScoresSpeller):
             self.functions.add("exponential")
             lines += self.statements(results.pivot_body)
             lines.append("// sums were carried against the largest logit")
+            row_factor = "" if self.plan.base_2 else "factors[r]" if self.plan.extreme else LOG2E
             if results.total:
                 lines.append(f"const float brought = exponential({results.top} - {results.pivot});")
-            lines.append(f"pivots[r] = {results.pivot}{'' if self.plan.base_2 else f' * {LOG2E}'};")
+            lines.append(f"pivots[r] = {results.pivot}{f' * {row_factor}' if row_factor else ''};")
         if results.total in asked:
             lines.append(f"const float {results.total} = summed[r]{' * brought' if results.pivot else ''};")
         lines += self.statements(results.row_body)
@@ -80,7 +81,8 @@ class WrittenWords(ScoresSpeller):
         """Of a logit, against the pivot of its row."""
         if not self.factor:
             return f"power_of_2({logit} - pivots[{slot}])"
-        return f"power_of_2(fmaf({logit}, {self.factor}, -pivots[{slot}]))"
+        factor = f"factors[{slot}]" if self.plan.extreme else self.factor
+        return f"power_of_2(fmaf({logit}, {factor}, -pivots[{slot}]))"
 
     def written_lines(
         self, logit: ElementBody, body: tuple[Statement, ...], given: str, write: Callable[[Store], str]
@@ -289,5 +291,5 @@ class WeightsSpeller(WrittenWords):
             "asks_key": plan.tests or asks_col["tested"] or asks_col["free"],
             "total": bool(plan.results.total),
             "power": self.exponential_of(f"{self.scores}[n][i]", self.slot),
-            "log2e": self.factor,
+            **self.factors(self.factor),
         }  # fmt: skip

@@ -260,7 +260,7 @@ class WgmmaWeightsSpeller(WgmmaScoresSpeller, WrittenWords):
             "asks_col": asks_col,
             "asks_key": {"carry": plan.tests or asks_col["tested"] or asks_col["free"]},
             "total": bool(plan.results.total),
-            "factor": self.factor,
+            **self.factors(self.factor),
             "power": self.exponential_of(f"{self.scores}[i]", self.slot),
             "partner": shuffle,
             "peak_partner": shuffle.format("peak", "step"),

@@ -198,6 +198,7 @@ class ScoresPlan(Plan):
     tested: ElementBody
     free: ElementBody
     base_2: bool  # exponentials are powers of 2 of the logits as they are
+    extreme: bool  # logits may be so large that a row has a factor of its own
     ends: Ends
     parts: int = 0  # blocks, by the first of `row_dims`, to which tiles of keys are dealt; 0: each has all of them
 

@@ -33,6 +33,7 @@ from fusegen.language.trace import OPS
 from fusegen.language.types import (
     DType,
     Size,
+    b8,
     bf16,
     f8e4m3,
     f8e4m3fnuz,
@@ -53,6 +54,7 @@ from fusegen.targets.atoms import Fragment
 EXPONENTIALS = ("exp", "exp2")
 CODES = frozenset((f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, i8, u8))  # of 8 bits: f16 and bf16 have all their numbers
 WIDENED_BY = (ROUNDS[f16], ROUNDS[bf16], "to_f32")  # what stands between these and a factor
+LARGEST_LOGIT = 2.0**29  # neighbours among larger ones differ by 64 or more, and e^-64 is nothing beside 1
 MOST_DEPTH = 256  # numbers of a key or a value, of which a warp has the sums of 16 rows
 
 
@@ -102,6 +104,18 @@ class Scored:
     def score_body(self) -> tuple[Node, ...]:
         """From an element of the scores to its logit, in order; what is one value a row among it."""
         return self.between(self.logits, (self.scores,))
+
+    @property
+    def extreme(self) -> bool:
+        """May an operand or a number along the keys take all logits of a tile to where f32 has no exponential of their
+        differences, as masks that add -1e30 do?"""
+        if self.exps.op.name == "exp2":  # its pivot is a logit
+            return False
+        along = [node for node in self.score_body if node.op.kind in (Kind.INPUT, Kind.GATHER)]
+        if any(node.dtype is not b8 and node.shape[-1:] not in ((), (1,)) for node in along):
+            return True
+        numbers = (node.literal for node in self.score_body if node.literal is not None)
+        return any(LARGEST_LOGIT < abs(number) < math.inf for number in numbers)
 
     @property
     def plain_pivot(self) -> bool:

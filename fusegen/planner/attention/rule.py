@@ -220,6 +220,7 @@ def plan_of(
         weight=drawn.weight_body(atom.fragment),
         draws=drawn.draws(atom.fragment),
         base_2=found.exps.op.name == "exp2",
+        extreme=found.extreme,
         ends=ends,
         behind=drawn.behind(vector, -(-tile.rows * width // vector // (tile.warps * target.warp))),
     )

@@ -138,6 +138,7 @@ def plan_of(
         tested=drawn.score_body(frozenset()),
         free=drawn.score_body(mask.settled),
         base_2=found.exps.op.name == "exp2",
+        extreme=found.extreme,
         ends=ends,
         results=results,
     )

@@ -131,9 +131,7 @@ def candidate(
         cost = estimate_wgmma(graph, found, mask, target, tile, 0, registers)
         general = plan_of(graph, found, mask, target, layout, tile, atom, accesses, (query, key), 0, cost)
         apart = made_of_exponentials(general)
-        scale, tested, free = (
-            scaled_bodies(general.tested, general.free) if apart else (1.0, general.tested, general.free)
-        )
+        scale, tested, free = scaled_bodies(general) if apart else (1.0, general.tested, general.free)
         maps = (query_boxes, key_boxes, *stored.values())
         moved = {b.access for b in maps}
         kept = frozenset(a.tensor for a in accesses.values() if a not in moved)

@@ -19,7 +19,7 @@ from fusegen.planner.attention.operands import (
     pages_of,
     params_by_rows,
 )
-from fusegen.planner.attention.parts import AttentionTile, ElementBody
+from fusegen.planner.attention.parts import AttentionTile, ElementBody, ScoresPlan
 from fusegen.planner.attention.recognition import Recognized, inputs_of, of_row
 from fusegen.planner.attention.rule import checked, deals, dealt_text, need_narrow, plan_of
 from fusegen.planner.attention.wgmma import (
@@ -109,7 +109,7 @@ def candidate(
     room = ring_bytes(tile, query_boxes, key_boxes, value_boxes)
     cost = estimate(graph, found, mask, target, tile, room, registers)
     general = plan_of(graph, found, mask, target, layout, tile, atom, accesses, (query, key, value), room, cost)
-    scale, tested, free = scaled_bodies(general.tested, general.free)
+    scale, tested, free = scaled_bodies(general)
     maps = tuple(dict.fromkeys((query_boxes, key_boxes, value_boxes, *stored.values())))
     moved = {b.access for b in maps}
     kept = frozenset(a.tensor for a in accesses.values() if a not in moved)
@@ -147,9 +147,13 @@ def regime(tile: AttentionTile, general: str, parts: int) -> str:
     return "; ".join([f"{who}, {keys}, a producer {tile.stages} tiles ahead", *masks])
 
 
-def scaled_bodies(tested: ElementBody, free: ElementBody) -> tuple[float, ElementBody, ElementBody]:
+def scaled_bodies(plan: ScoresPlan) -> tuple[float, ElementBody, ElementBody]:
     """A positive number that every logit is multiplied by last, and the bodies without that: the largest product is
-    that of the largest factor, and powers are of the factor times log2 of e times the number, one instruction each."""
+    that of the largest factor, and powers are of the factor times log2 of e times the number, one instruction each.
+    Where logits may be extreme, it is 1: rows have factors of their own."""
+    tested, free = plan.tested, plan.free
+    if plan.extreme:
+        return 1.0, tested, free
     (scale, lighter), (other, lightest) = (without_scale(body) for body in (tested, free))
     return (scale, lighter, lightest) if scale == other else (1.0, tested, free)
 

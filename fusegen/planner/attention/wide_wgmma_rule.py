@@ -96,7 +96,7 @@ def candidate(
     registers = registers_of(tile, width, [accesses[name, "tile"] for name in names])
     cost = estimate(graph, found, mask, target, tile, registers)
     general = plan_of(graph, found, mask, target, layout, tile, atom, accesses, (query, key, value), 0, cost)
-    scale, tested, free = scaled_bodies(general.tested, general.free)
+    scale, tested, free = scaled_bodies(general)
     maps = (query_boxes, key_boxes)
     moved = {b.access for b in maps}
     kept = frozenset(a.tensor for a in accesses.values() if a not in moved)
