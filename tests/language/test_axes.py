@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusegen import b8, chain, dims, f32, i32
+from fusegen import Program, b8, chain, dims, f32, i32
 from fusegen import ops as F
-from fusegen.errors import NoPlan, SpecError
+from fusegen.errors import ArgumentError, NoPlan, SpecError
 from fusegen.language.reference import reference
 from fusegen.language.trace import Value
 from fusegen.pipeline import compile
 from fusegen.planner import candidates
 from fusegen.planner.programs.lowering import lowered
-from fusegen.planner.programs.search import cheapest
 from fusegen.targets import target
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -192,17 +191,18 @@ def test_columns_of_views() -> None:
     assert candidates(step, target("cuda:h200")).need()[0].rule == "columns"
 
 
-def test_a_step_of_a_program_counts_the_rows_of_its_call() -> None:
-    """A mean's divisor is no constant of the sizes that the program was planned for."""
+def test_a_mean_that_a_program_divides_is_of_the_rows_that_it_was_compiled_for() -> None:
+    """A later step than that which sums has the number of rows as a constant; a call with other rows is refused."""
 
     @chain(M=8, N=16)
     def weighted(x: f32[M, N]) -> f32[1, N]:
         return F.softmax(F.mean(x, over=M))
 
-    program = cheapest(weighted.graph, target("cuda:h200"))
-    first = program.steps[0].plan.graph
-    assert any(node.size is not None for node in first.nodes)
-    assert all(node.literal != 8.0 for step in program.steps for node in step.plan.graph.nodes)
+    program = compile(weighted, "cuda:h200", on="emulator")
+    assert isinstance(program, Program)
+    assert "M" in program.plan.fixed
+    with pytest.raises(ArgumentError, match="compiled for M=8"):
+        program(np.ones((5, 16), np.float32))
 
 
 # ---------------------------------------------------------------- axes of what is no reduction, and axes that go

@@ -236,7 +236,7 @@ class AttentionSpeller(ScoresSpeller):
             "copies": any(m.copied for m in (plan.query, plan.key, plan.value)),
             "row_setup": row_setup,
             "setup_asks_row": asks(row_setup, "row", "m"),
-            "row_arrays": row_arrays,
+            "row_arrays": [*self.factor_arrays(), *row_arrays],
             "slots": self.row_slots,
             "slot": self.slot,
             "slot_row": self.slot_row,

@@ -266,7 +266,7 @@ class WeightsSpeller(WrittenWords):
             "copies": plan.query.copied or plan.key.copied,
             "row_setup": row_setup,
             "setup_asks_row": asks(row_setup, "row", "m"),
-            "row_arrays": [*row_arrays, *self.masked_arrays(self.row_slots)],
+            "row_arrays": [*self.factor_arrays(), *row_arrays, *self.masked_arrays(self.row_slots)],
             "slots": self.row_slots,
             "slot": self.slot,
             "slot_row": self.slot_row,

@@ -239,7 +239,12 @@ class WgmmaWeightsSpeller(WgmmaScoresSpeller, WrittenWords):
             "pair_col": atom.fragment.col_text(("n", 2)),
             "row_setup": row_setup,
             "setup_asks_row": asks(row_setup, "row", "m"),
-            "row_arrays": [*row_arrays, *self.masked_arrays(2), *(declared for declared, _ in apart)],
+            "row_arrays": [
+                *self.factor_arrays(),
+                *row_arrays,
+                *self.masked_arrays(2),
+                *(declared for declared, _ in apart),
+            ],
             "apart_rows": apart,
             "slot": self.slot,
             "slot_row": self.slot_row,

@@ -202,7 +202,7 @@ class ChainedWgmmaSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "asks_col": asks_col,
             "asks_key": plan.tests or any(asks_col.values()),
             "total": bool(plan.behind.total),
-            **self.factors(float_text(scale) if scale != 1 else ""),
+            **self.factors(float_text(scale) if scale != 1 else "", row="factors[r]"),
             "behind": behind,
             "partner": shuffle,
             "peaks": f"peaks[{self.slot}][i % 2]" if plan.two_chains else f"peaks[{self.slot}]",

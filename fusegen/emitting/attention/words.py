@@ -315,22 +315,25 @@ class ScoresWords(Dialect):
             tests.append(f"key0 + {self.keys_at_once} <= keys")
         return all_of(*tests)
 
-    def factors(self, factor: str) -> Mapping[str, str]:
+    def factors(self, factor: str, row: str = "factor") -> Mapping[str, str]:
         """What logits are multiplied by to be powers of 2, those of row r and each element's; empty for 1. Of extreme
         ones each row has its own, which is log2 of e, `extreme`, as long as products with that are close enough."""
         extreme = self.plan.extreme
         return {
             "extreme": factor if extreme else "",
             "largest_logit": float_text(LARGEST_LOGIT),
-            "row_factor": "factor" if extreme else factor,
+            "row_factor": row if extreme else factor,
             "factor": f"factors[{self.slot}]" if extreme else factor,
         }
+
+    def factor_arrays(self) -> list[str]:
+        """The declaration of rows' factors, where they are kept from tile to tile."""
+        return [f"float factors[{self.row_slots}];  // of logits, to powers of 2"] if self.plan.extreme else []
 
     def row_arrays(self) -> list[str]:
         """Declarations of what is one value a row, and of where the rows of operands begin."""
         slots = self.row_slots
-        lines = [f"float factors[{slots}];  // of logits, to powers of 2"] if self.plan.extreme else []
-        lines += [f"{VALUE_TYPES[dtype]} {self.here(name)}[{slots}];" for name, dtype in self.row_values]
+        lines = [f"{VALUE_TYPES[dtype]} {self.here(name)}[{slots}];" for name, dtype in self.row_values]
         if self.counts_elements:
             lines.append(f"long long {FIRST_ELEMENT}[{slots}];  // of the row's scores, in row-major order")
         for load in self.element_loads:
