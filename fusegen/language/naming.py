@@ -109,8 +109,8 @@ PRODUCT_FRAME = frozenset(
 ATTENTION_FRAME = frozenset(
     """tile_keys keys key0 first_key end_key free_first free_end Ends ends_of ends top_ends last_ends own least most
     within_keys meet_least meet_most met ring_at stage_elements stage_bytes copy_tile fetch_tile put_tile largest
-    pivots factor factors huge summed peaks shrinks power rounded_pair rounded_half load_half row_sums row_largest
-    row_summed brought
+    pivots factor factors huge was_huge summed peaks shrinks power rounded_pair rounded_half load_half row_sums
+    row_largest row_summed brought
     warp_row row0 first_element philox_four draw_for_two philox_words
     rows_here ring tiles_down load_matrices load_matrices_across multiply_add copy_chunk load_chunk load_fragment Half
     Fragment Sums stage tile_rows threads sums_stride m d r w end fmaf rounded

@@ -473,9 +473,8 @@ class Search:
         parts = tuple(parts_of(step))
         written = ({bound.base for bound in part.bounds} for part in parts)
         shares = [tuple(made for made in makes if made[1] in names) for names in written]
-        if (
-            len(shares) > 1 and all(shares) and sum(map(len, shares)) == len(makes)
-        ):  # no value is a part's and another one's as well
+        own = all(shares) and sum(map(len, shares)) == len(makes)  # is no value one part's and another one's as well?
+        if own and len(shares) > 1:
             kernels = [self.kernel(share, state - nodes) for share in shares]
         else:
             try:
