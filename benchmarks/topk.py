@@ -10,8 +10,9 @@ time stands beside torch.softmax and torch.topk of the same logits, and beside t
 30, cold L2 (fusegen/measuring/timing.py). The second one says for V columns and k chosen what a row takes by the
 planner's count: bytes, exponentials, comparisons with the threshold, candidates that pass it, cuts of these to the best
 k, which of bytes and instructions bounds the time, and the time predicted; measured beside it. Between them stand
-routers of 8 to 384 experts and the best of 8 and 16 columns: short rows, of which many share a block. Every kernel is
-checked against torch's sort on some of its rows first. Run from the repository root.
+routers of 8 to 384 experts and the best of 8 and 16 columns: short rows, of which many share a block. They stand beside
+torch's copy of the same logits ("copying"), timed by turns with them. Every kernel is checked against torch's sort on
+some of its rows first. Run from the repository root.
 """
 
 from __future__ import annotations
@@ -78,6 +79,20 @@ def routed_bf16(logits: bf16[B, V], scale: f32) -> tuple[f32[B, K], i32[B, K]]:
     return values / F.sum(values), columns
 
 
+@chain(B=65536, V=128, K=8)
+def router(logits: bf16[B, V]) -> tuple[f32[B, K], i32[B, K]]:
+    """The K best experts and the softmax of their logits, as specs/moe_router_qwen3.py has them."""
+    best, experts = F.topk(logits, K)
+    return F.softmax(best), experts
+
+
+@chain(B=65536, V=128, K=8)
+def router_f32(logits: f32[B, V]) -> tuple[f32[B, K], i32[B, K]]:
+    """The same of f32."""
+    best, experts = F.topk(logits, K)
+    return F.softmax(best), experts
+
+
 @chain(B=4096, V=128256)
 def greedy(logits: bf16[B, V]) -> i32[B, 1]:
     """The largest."""
@@ -100,11 +115,10 @@ SHAPES: tuple[tuple[Chain, dict[str, int]], ...] = (
 ROUTERS: tuple[tuple[Chain, dict[str, int]], ...] = (
     *(
         (found, {"B": 65536, "V": experts, "K": k})
-        for found in (routed, routed_bf16)
-        for experts, k in (
-            (8, 1), (8, 2), (16, 2), (16, 4), (24, 4), (32, 4), (40, 8), (60, 4), (64, 6), (64, 8), (128, 8), (160, 6),
-            (256, 8), (384, 8),
-        )
+        for found in (router, router_f32)
+        for experts in (8, 16, 32, 40, 60, 64, 128, 160, 256, 384)
+        for k in (1, 2, 4, 6, 8)
+        if 2 * k <= experts and not (found is router_f32 and k in (1, 6))
     ),
     (greedy, {"B": 65536, "V": 8}),
     (greedy, {"B": 65536, "V": 16}),
@@ -131,6 +145,7 @@ class Line:
     measured_us: float | None = None
     share: float | None = None  # of the copy rate
     torch_us: float | None = None
+    copy_us: float | None = None  # of torch's copy of the logits, its launch included, by turns with the kernel
     right: bool | None = None
 
 
@@ -176,8 +191,9 @@ class Bench:
         self.watch = Stopwatch(self.device)
         self.rate = self.watch.copy_rate()
 
-    def measure(self, found: Chain, line: Line, beside: bool) -> None:
-        """Times it, after a look at whether it is right; torch's own way too, if `beside`."""
+    def measure(self, found: Chain, line: Line, table: str) -> None:
+        """Times it, after a look at whether it is right: of routers beside a copy of the logits, of the first table
+        beside torch's own way."""
         import fusegen
 
         torch = self.torch
@@ -192,11 +208,17 @@ class Bench:
         outputs = kernel(*operands)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         line.right = self.right(found, logits, mask, outputs, k)
-        timing = self.watch.time([kernel.prepare(*operands, out=outputs if len(outputs) > 1 else outputs[0])])
+        launches = [kernel.prepare(*operands, out=outputs if len(outputs) > 1 else outputs[0])]
+        if table == "routers":
+            copied = torch.empty_like(logits)
+            timing, copy = self.watch.time_together([launches, [lambda stream: copied.copy_(logits)]])
+            line.copy_us = copy.median
+        else:
+            timing = self.watch.time(launches)
         moved = sum(t.numel() * t.element_size() for t in (logits, *([] if mask is None else [mask]), *outputs))
         line.measured_us = timing.median
         line.share = moved / timing.median / self.rate
-        if beside:
+        if table == "beside torch":
             line.torch_us = self.watch.time([self.eager(found, logits, mask, k)], repeats=10).median
 
     def eager(self, found: Chain, logits: Any, mask: Any, k: int) -> Any:
@@ -221,14 +243,14 @@ class Bench:
         same = bool((outputs[-1][rows] == order).all())
         if len(outputs) > 1:
             values = torch.softmax(z, -1).gather(1, order)
-            if found in (routed, routed_bf16):
+            if found in (routed, routed_bf16, router, router_f32):
                 values = values / values.sum(-1, keepdim=True)
             same = same and bool(torch.allclose(outputs[0][rows].double(), values, rtol=3e-4, atol=1e-12))
         return same
 
 
 HEAD = ("chain", "B", "V", "k", "MB", "M exp", "M cmp", "M cand", "cuts", "bound", "predicted", "measured", "copy",
-        "torch", "right", "configuration")  # fmt: skip
+        "torch", "copying", "right", "configuration")  # fmt: skip
 
 
 def text(line: Line) -> tuple[str, ...]:
@@ -239,7 +261,7 @@ def text(line: Line) -> tuple[str, ...]:
         line.chain, str(line.sizes["B"]), str(line.sizes["V"]), str(line.sizes.get("K", 1)), number(line.megabytes),
         number(line.exponentials), number(line.comparisons), number(line.candidates, 3), number(line.cuts, 0),
         line.bound, number(line.predicted_us), number(line.measured_us), number(line.share, 2), number(line.torch_us),
-        {None: "", True: "yes", False: "NO"}[line.right], line.configuration,
+        number(line.copy_us), {None: "", True: "yes", False: "NO"}[line.right], line.configuration,
     )  # fmt: skip
 
 
@@ -249,6 +271,8 @@ NAMES = {
     "unmasked": "mask, softmax, top-k, f32",
     "routed": "softmax, top-k, renormalise, f32",
     "routed_bf16": "softmax, top-k, renormalise, bf16",
+    "router": "top-k, softmax, bf16",
+    "router_f32": "top-k, softmax, f32",
     "greedy": "argmax, bf16",
 }
 
@@ -266,7 +290,7 @@ def cells_of(row: Mapping[str, Any]) -> list[str]:
     return [NAMES[row["chain"]], f"{rows} x {cols}, {k[0] if k else 1}", us[0], f"{row['share']:.0%}", us[1]]
 
 
-WIDTHS = (15, 7, 8, 5, 8, 7, 7, 8, 5, 8, 10, 9, 5, 8, 6, 0)
+WIDTHS = (15, 7, 8, 5, 8, 7, 7, 8, 5, 8, 10, 9, 5, 8, 8, 6, 0)
 
 
 def show(cells: tuple[str, ...]) -> None:
@@ -290,7 +314,7 @@ def run(wanted: argparse.Namespace) -> int:
             lines.append(line)
             if bench is not None:
                 try:
-                    bench.measure(one, line, beside=name != "cost")
+                    bench.measure(one, line, name)
                 except FusegenError as error:
                     print(f"{one.name} {sizes}: {str(error).splitlines()[0]}", file=sys.stderr)
                     line.right = False
@@ -307,7 +331,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="cuda:h200")
     parser.add_argument("--predict", action="store_true", help="the planner's figures alone; needs no GPU")
-    parser.add_argument("--only", default="", help="the table whose name holds this: torch or cost")
+    parser.add_argument("--only", default="", help="the table whose name holds this: torch, routers or cost")
     parser.add_argument("--out", type=Path, help=f"a file for what was found, as {OUT.relative_to(ROOT)}")
     wanted = parser.parse_args(arguments)
     try:
