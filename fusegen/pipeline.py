@@ -294,7 +294,7 @@ def compile(
     kernel of a program begins when the one before it has ended, as they all do but on Hopper and later.
     With `batch_invariant=True`, or where the spec says so, a row's bits are the same at whatever sizes of its rows the
     chain is compiled: one cut, and one order of each kernel's sums, serves all of them. Raises NoPlan for chains that
-    sum over their rows.
+    sum over all that counts their rows.
     """
     graph = in_one_order(graph_of(chain), batch_invariant)
     found, program = kernels_of(graph, launching(choose_target(target), dependent_launch))
@@ -329,7 +329,7 @@ def compile_program(
             steps.append(replace(step, plan=kernel.plan, joined="", share=0))
     made = Program(replace(program, steps=tuple(steps)), kernels, device)
     made.again = partial(compile, program.graph, program.target, on=on, validate=validate, tuned=tuned)
-    if len(ways_over_axes(program.graph)) > 1:
+    if len(ways_over_axes(program.graph)) > 1 and not program.graph.batch_invariant:  # which has one order of sums
         apart = replace(program.graph, axes_apart=True)
         made.compile_by_axes = partial(compile, apart, program.target, on=on, validate=validate, tuned=tuned)
     if program.graph.batch_invariant:

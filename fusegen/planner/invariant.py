@@ -76,7 +76,8 @@ def in_one_order(graph: Graph, target: Target) -> tuple[Candidates, ProgramPlan 
     """The candidates of the one order that is chosen for every number of rows; of a chain of several kernels its
     program, of which each kernel has such an order. Raises NoPlan for a chain that sums over its rows, or that has no
     such kernels."""
-    if any(node.over for node in graph.reductions) or any(node.inner_ends for node in graph.products):
+    sums = any(node.over for node in graph.reductions) and not row_dims(graph)
+    if sums or any(node.inner_ends for node in graph.products):
         raise NoPlan(
             f"{graph.name} sums over rows, so that its results depend on how many there are\n"
             "  batch_invariant is for chains whose rows are each for itself"
@@ -260,12 +261,14 @@ def part_of(step: Step, sizes: Mapping[str, int]) -> Part:
 
 
 def row_dims(graph: Graph) -> list[str]:
-    """The dims that say how many rows there are: all that a call chooses, and those that are constants of kernels only
-    since whole numbers are counted along them, as slots by their groups are."""
+    """The dims that say how many rows there are: all that a call chooses but those that are summed over, and those that
+    are constants of kernels only since whole numbers are counted along them, as slots by their groups are."""
     bound = {dim.name for dim in dims_in(tuple(graph.fixed_by(n for n in graph.reductions if n.dtype is f32)))}
+    summed = {dim.name for n in graph.reductions for axis in n.over for dim in dims_in((n.inputs[0].shape[axis],))}
     fixed = {dim.name for dim in dims_in(tuple(graph.fixed))}
     leading = set.intersection(*({dim.name for dim in dims_in(t.shape[:-1])} for t in graph.outputs))
-    return [name for name in graph.sizes if name not in fixed or (name in leading and name not in bound)]
+    free = (name for name in graph.sizes if name not in fixed or (name in leading and name not in bound))
+    return [name for name in free if name not in summed]
 
 
 def with_rows(graph: Graph, rows: int) -> Graph:

@@ -13,7 +13,7 @@ import fusegen
 from fusegen import Chain, bf16, chain, dims, f16, f32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
-from fusegen.errors import NoPlan, SpecError, ValidationError
+from fusegen.errors import ArgumentError, NoPlan, SpecError, ValidationError
 from fusegen.planner import candidates, invariant, orders
 from fusegen.planner.invariant import ROWS, with_rows
 from fusegen.planner.model import Plan
@@ -29,7 +29,7 @@ from tests import gemms
 from tests.specs import SHIPPED
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
-B, E, G, K, M, N, T = dims("B E G K M N T")
+B, C, E, G, H, K, M, N, T, W = dims("B C E G H K M N T W")
 
 
 @chain(M=64, N=4096)
@@ -54,6 +54,17 @@ def chosen(x: f32[M, N]) -> tuple[f32[M, 4], f32[M, N]]:
     return values, F.softmax(x)
 
 
+@chain(B=4, C=8, H=16, W=16)
+def of_several_axes(x: bf16[B, C, H, W], gain: bf16[C, 1, 1]) -> bf16[B, C, H, W]:
+    d = x - F.mean(x, over=(C, H, W))
+    return d * F.rsqrt(F.mean(d * d, over=(C, H, W)) + 1e-5) * gain
+
+
+@chain(B=4, C=300, W=40)
+def of_columns(x: bf16[B, C, W]) -> tuple[bf16[B, C, W], f32[B, 1, W]]:
+    return F.softmax(x, axis=1), F.sum(x * x, over=C)
+
+
 def numbers(made: Chain, seed: int = 0) -> list[Any]:
     rng = np.random.default_rng(seed)
     sizes = made.graph.sizes
@@ -74,7 +85,7 @@ def rows_of(spec: Chain, rows: int, target: Target, given: list[Any]) -> list[An
 
 
 @pytest.mark.parametrize("target", [H200, A100, MI300X], ids=lambda t: t.model)
-@pytest.mark.parametrize("spec", [normed, product, attention], ids=lambda c: c.name)
+@pytest.mark.parametrize("spec", [normed, product, attention, of_several_axes, of_columns], ids=lambda c: c.name)
 def test_a_row_has_the_same_bits_among_any_number(spec: Chain, target: Target) -> None:
     free, most = ("B", 24) if "B" in spec.graph.sizes else ("M", 300)
     given = numbers(spec.at(**{free: most}))
@@ -169,6 +180,21 @@ def test_other_chains_are_refused() -> None:
 
     with pytest.raises(NoPlan, match="columns sums over rows, so that its results depend on how many there are"):
         fusegen.compile(columns, H200, on="emulator", batch_invariant=True)
+
+
+def test_what_is_summed_over_is_no_number_of_rows() -> None:
+    assert with_rows(of_several_axes.graph, 9).sizes == dict(B=9, C=8, H=16, W=16)
+    assert with_rows(of_columns.graph, 9).sizes == dict(B=9, C=300, W=40)
+    report = fusegen.compile(of_several_axes, H200, on="emulator", batch_invariant=True).report
+    assert report is not None
+    assert report.ok
+
+
+def test_axes_that_are_apart_are_refused() -> None:
+    kernel = fusegen.compile(of_several_axes, H200, on="emulator", validate=False, batch_invariant=True)
+    x, gain = numbers(of_several_axes.at(W=32))
+    with pytest.raises(ArgumentError, match="x has a stride of 2 elements along its last axis"):
+        kernel(x[..., ::2], gain)
 
 
 def test_arrays_that_lie_otherwise_are_summed_alike_or_refused() -> None:
