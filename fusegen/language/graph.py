@@ -526,6 +526,8 @@ def factor_kind(node: Node, storage: Mapping[Node, DType]) -> DType:
     source = shown_by(node)
     if source.op.kind is Kind.SCATTER:
         return storage[source.inputs[0]]
+    if source.op.name in ROWS_AT:  # rows of what is cast are of the cast's type
+        source = shown_by(source.inputs[0])
     if source.op.name in FITTED:
         return FITTED[source.op.name]
     if has_type(node):

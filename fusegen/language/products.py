@@ -154,10 +154,10 @@ def check_products(graph: Graph) -> None:
             raise SpecError(f"grouped_matmul: found factors of {found}; wanted {wanted}", node.where)
         if dtype is f32 and left is not right and sum(map(has_type, node.factors)) != 1:
             kinds = [kind for kind in (right, left) if kind is not f32]  # a value is f32 without a cast
-            raise SpecError(
-                f"matmul: {text}: the factors have different types\n  convert one of them, as in F.cast(x, {kinds[0]})",
-                node.where,
-            )
+            said = f"  convert one of them, as in F.cast(x, {kinds[0]})"
+            if f32 in (left, right) and kinds[0] in (f16, bf16):  # twice the bits: the rest is exact in f32
+                said += f"; for more bits add up two products, of F.cast(x, {kinds[0]}) and of what that leaves of x"
+            raise SpecError(f"matmul: {text}: the factors have different types\n{said}", node.where)
         scaled = "F.grouped_matmul(x, w.mT, ends, scale=scale) * scale_of_x" if node.ends else "(x @ w.T) * scale"
         if dtype.narrow and not all(has_type(a) or has_type(shown_by(a)) for a in node.factors):
             raise SpecError(

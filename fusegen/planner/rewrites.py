@@ -122,8 +122,9 @@ def sink_takes(graph: Graph) -> Graph:
     """take(f(a, b), c)  ->  f(take(a, c), take(b, c))      where the columns c are not -1
 
     Exact: f works element by element, and what is the same along the row needs no taking. What a row's k picked
-    columns need is thus computed for k elements, and its other columns need no memory. Every take that is left is of an
-    operand (0 where the column is -1) or of the key itself (-inf there), which whoever selects holds already.
+    columns need is thus computed for k elements, and its other columns need no memory. A take that is left is of an
+    operand (0 where the column is -1), of the key itself (-inf there), which whoever selects holds already, or of what
+    no kernel takes columns of.
     """
     if not graph.selections:
         return graph
@@ -136,12 +137,16 @@ def sink_takes(graph: Graph) -> Graph:
 
 
 def sunk(node: Node) -> Node:
-    """A take as what it takes, computed at the columns."""
+    """A take as what it takes, computed at the columns; as it is where that is made of other columns too, as products,
+    running sums and what a group shares are."""
     x, columns = node.inputs
     key = columns.inputs[0]
     at_columns: dict[Node, Node] = {}
+    varying = varying_behind(x, key)
+    if any(value.op.kind not in (Kind.INPUT, Kind.LEAF, Kind.MAP) for value in varying - {key}):
+        return node
     for value in behind([x], until=key):
-        if not along_row(value):
+        if value not in varying:
             at_columns[value] = value
         elif value.op.name == "col_index":
             at_columns[value] = columns
@@ -165,6 +170,18 @@ def sunk(node: Node) -> Node:
     none = Node(OPS["lt"], (columns, literal(0, i32, node)), columns.shape, b8, node.operator)
     chosen = (none, literal(node.missing, x.dtype, node), result)
     return Node(OPS["where"], chosen, node.shape, x.dtype, node.operator)
+
+
+def varying_behind(x: Node, key: Node) -> set[Node]:
+    """What varies along the row of x and of what x is made of, down to `key` and to what a row shares."""
+    found: set[Node] = set()
+    left = [x]
+    while left:
+        value = left.pop()
+        if value not in found and along_row(value):
+            found.add(value)
+            left += () if value is key else value.inputs
+    return found
 
 
 def sink_columns(graph: Graph) -> Graph:
