@@ -171,7 +171,9 @@ def selection_key(selection: Node, table: Mapping[Node, Bounded]) -> Bounded:
     key = selection.inputs[0]
     found = held(table[key])
     if key.dtype is i32:
-        return Bounded(np.where(found.value == MASKED[i32], -np.inf, found.value), found.error)
+        doubt = (found.error > 0) & (found.value - found.error <= MASKED[i32])  # one bit off it may be masked, or not
+        value = np.where((found.value == MASKED[i32]) & ~doubt, -np.inf, found.value)
+        return Bounded(value, np.where(doubt, np.inf, found.error))
     if selection.limit:
         return in_best_groups(found, selection.limit)
     return bounded(bare(found.value), found.error) if selection.bare else found

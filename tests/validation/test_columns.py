@@ -496,3 +496,17 @@ def test_patterns_hold_what_they_say() -> None:
     assert (by_name["two values"].sum(-1) < K).all()
     assert ((by_name["k - 1 above"] > 0).sum(-1) == K - 1).all()
     assert np.isnan(by_name["some NaN"]).any()
+
+
+@chain(M=2, N=3)
+def rounded_keys(x: i32[M, N]) -> i32[M, 1]:
+    return F.argmax(F.cast(F.cast(x, f32) * 1.0, i32))
+
+
+def test_a_key_next_to_what_is_masked_may_be_masked() -> None:
+    """f32 rounds -(2^31) + 48 to -(2^31), which is how i32 says that a column is masked."""
+    graph = simplify(rounded_keys.graph)
+    x = np.full((2, 3), -(2**31) + 48, np.int32)
+    x[1, 2] = 7
+    assert not complaints(graph, [x], [np.array([[-1], [2]], np.int32)])
+    assert "[1, 0]" in complaints(graph, [x], [np.array([[-1], [-1]], np.int32)])
