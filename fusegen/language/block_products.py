@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusegen.language.graph import OPS, Kind, Node
+from fusegen.language.graph import FITTED, OPS, ROWS_AT, Kind, Node
+from fusegen.language.nodes import shown_by
 from fusegen.language.trace import Transposed, Value, current, factor
-from fusegen.language.types import F8, f32, multiply_together
+from fusegen.language.types import F8, DType, f32, multiply_together
 
 BLOCK = 128  # of K, and of the columns that share a scale of the right factor
 TEXT = (
@@ -41,7 +42,7 @@ class Dequantized(Value):
         if not isinstance(other, Transposed) or not isinstance(other.value, Dequantized):
             return None
         x, w, sx, sw = self.codes, other.value.codes, self.scales, other.value.scales
-        kinds = [current().operands[v.node].dtype if v.node in current().operands else f32 for v in (x, w)]
+        kinds = [kind_of(v.node) for v in (x, w)]
         rank = 2 if ends is None else 3
         if any(kind not in F8 for kind in kinds) or not multiply_together(*kinds) or x.shape[-1:] != w.shape[-1:]:
             return None
@@ -64,12 +65,22 @@ class Dequantized(Value):
             return Value(Node(op, inputs, (m, n), f32, operator, promote=BLOCK, text=text))
 
 
+def kind_of(node: Node) -> DType:
+    """The type of codes: of an operand, of rows of one, and of what the chain has rounded to it."""
+    source = shown_by(node)
+    if source.op.name in ROWS_AT:
+        source = shown_by(source.inputs[0])
+    if source in current().operands:
+        return current().operands[source].dtype
+    return FITTED.get(source.op.name, f32)
+
+
 def scale_of(scales: Value) -> Node | None:
-    """An operand of f32, or a transposed one, as it lies."""
+    """An operand of f32, or a transposed one, as it lies; what is computed is stored so by a kernel before."""
     turned = isinstance(scales, Transposed)
     node = scales.value.node if isinstance(scales, Transposed) else scales.node
     tensor = current().operands.get(node)
-    if tensor is None or tensor.dtype is not f32:
+    if (tensor.dtype if tensor else node.dtype) is not f32:
         return None
     if not turned:
         return node

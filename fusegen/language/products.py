@@ -233,6 +233,11 @@ def refuse(graph: Graph, products: tuple[Product, ...]) -> None:
             f"the product at {first.node.where} finds its rows by an index, and {beside.operator} at {beside.where} is "
             "reduced beside it"
         )
+    for product in products:
+        if product.scales and not all(map(plain, (*product.node.factors, *product.node.scales))):
+            raise Unsplittable(
+                f"the product at {product.node.where} scales the sums of blocks, of codes and scales that lie in memory"
+            )
     for node in graph.reductions:
         if (length := node.inputs[0].shape[-1]) != first.contracted:
             raise Unsplittable(
