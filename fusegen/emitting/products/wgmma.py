@@ -295,6 +295,8 @@ class WgmmaSpeller(StoreSpeller):
             text = f"{self.sums}[sum_at{offset} + j]"
             if self.plan.segments:  # of rows of no group 0, whatever was multiplied
                 text = f"at.{OF_GROUP} ? {text} : {'0' if kind == 'int' else '0.0f'}"
+            if self.plan.inner_segments:  # of an empty group too
+                text = f"at.steps > 0 ? {text} : 0.0f"
             lines.append(f"const {kind} {contraction.value} = {text};")
         return lines
 
@@ -342,6 +344,7 @@ class WgmmaSpeller(StoreSpeller):
                 "vec": bool(
                     vectors
                     or plan.brought
+                    or plan.inner_segments
                     or fragments
                     or turned
                     or tile.split_k > 1
@@ -359,6 +362,9 @@ class WgmmaSpeller(StoreSpeller):
             "row_reduces": [],
             "group": tile.atom.threads,
             "place": self.place(),
+            "slice_count": self.steps(),
+            "rest": self.rest(),
+            "shuffle_xor": self.spelling.shuffle_xor.format("begin", "step"),
             "told": dict(zip(("parameters", "arguments"), self.told(), strict=True)),
             "inside_row": self.inside_row,
             "tiles": self.tiles(),

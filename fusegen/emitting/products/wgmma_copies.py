@@ -9,7 +9,7 @@ from fusegen.emitting.dialect import ZEROS, all_of, choice
 from fusegen.emitting.loops import each_line
 from fusegen.emitting.products.words import OF_GROUP, ProductWords
 from fusegen.planner.model import Access, Load
-from fusegen.planner.products.mma_operands import SEGMENT
+from fusegen.planner.products.mma_operands import K_BEGIN, SEGMENT
 from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
     LINE_ELEMENTS,
@@ -76,7 +76,19 @@ class CopySpeller(ProductWords):
         lines += [*place.lines, *first, *self.column(place.across)]
         if tile.cluster > 1:
             lines.append("at.row0 += __clusterRelativeBlockRank() * tile_rows;")
-        return lines
+        return [*lines, *self.inner_segment()]
+
+    def inner_segment(self) -> list[str]:
+        """Which part of K the tile's group has, and how many slices that is. Their compiler is told that a warp's lanes
+        have one depth: it makes wgmma's instructions wait for each other where lanes might part."""
+        if (found := self.plan.inner_segments) is None:
+            return []
+        return [
+            f"const InnerSegment summed = inner_segment_of(ends, {found.total}, at.batch);",
+            f"at.{K_BEGIN} = summed.begin;",
+            f"at.full_k = {self.spelling.shuffle.format('summed.end - summed.begin', 0, self.plan.target.warp)};",
+            "at.steps = (at.full_k + tile_k - 1) / tile_k;",
+        ]
 
     def told(self) -> tuple[str, str]:
         """What a tile's place is found by beside its number, as parameters and as arguments."""
@@ -88,6 +100,9 @@ class CopySpeller(ProductWords):
         if plan.segments:
             parameters.append(", const int* ends, long long rows")
             arguments.append(f", {self.pointers[plan.segments.ends.tensor]}, rows")
+        if inner := plan.inner_segments:
+            parameters.append(f", const int* ends, long long {inner.total}")
+            arguments.append(f", {self.pointers[inner.ends.tensor]}, {inner.total}")
         return "".join(parameters), "".join(arguments)
 
     def column(self, across: str) -> list[str]:
@@ -141,6 +156,8 @@ class CopySpeller(ProductWords):
             start += f" + i * {self.size('segment_bytes')}"
             mn += f" + i * {SEGMENT_LINES}"
         k = f"{self.step} * tile_k"
+        if self.plan.inner_segments:
+            k = f"at.{K_BEGIN} + {k}"
         if operand.coding:
             assert isinstance(self.tile, CodedTile)
             line = str(self.tile.line_bytes)
@@ -219,6 +236,32 @@ class CopySpeller(ProductWords):
     def step(self) -> str:
         """The number of a slice along all of K."""
         return "(rank * steps + step)" if self.tile.split_k > 1 else "step"
+
+    def steps(self) -> Mapping[str, str]:
+        """How many slices a tile has, how many of them whole, and how many one that the other consumer multiplies."""
+        if self.plan.counts_slices:
+            return dict.fromkeys(("own", "whole", "passed"), "steps")
+        passed = f"place_of(tile{self.told()[1]}).steps"
+        return {"own": "at.steps", "whole": "at.full_k / tile_k", "passed": passed}
+
+    def rest(self) -> Mapping[str, Any] | None:
+        """How consumers put zeros in place of what a group's last slice brings from behind the group: a line of each
+        segment has a number of K, and as many threads as it has pieces."""
+        plan, tile = self.plan, self.tile
+        if plan.inner_segments is None:
+            return None
+        self.size("segment_bytes")
+        pingpong, threads = tile.schedule == "pingpong", plan.clearing_threads
+        lanes = LINE_BYTES // PIECE_BYTES
+        return {
+            "thread": f"threadIdx.x % {threads}" if pingpong else "(threadIdx.x - warpgroup)",
+            "lanes": lanes,
+            "left": tile.held_rows // SEGMENT_LINES,
+            "right": tile.cols // SEGMENT_LINES,
+            "barrier": f'asm volatile("bar.sync %0, {threads};" :: "r"(1 + own) : "memory");'
+            if pingpong
+            else f'asm volatile("bar.sync 1, {threads};" ::: "memory");',
+        }
 
     def under_way(self) -> str:
         """Was this slice of the right factors asked for before any other kernel's results were waited for?"""

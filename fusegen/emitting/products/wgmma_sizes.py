@@ -16,7 +16,7 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
     right = "own_cols" if tile.pair else "tile_cols"
     if (together := len(plan.output_groups[0].rights)) > 1:
         right = f"{together} * {right}"
-    placed = plan.steps > 1 or plan.slices_ahead or (plan.prologue and plan.prologue.vectors)
+    placed = plan.most_steps > 1 or plan.slices_ahead or (plan.prologue and plan.prologue.vectors)
     tile_k = f"tile_k = {tile.slices_a_stage * plan.line}, " if placed else ""  # a single slice begins at 0
     turned = tile if isinstance(tile, CodedTile) else None
     line, of_codes = (str(turned.line_bytes), "  // of codes") if turned else ("line_bytes", "")

@@ -50,6 +50,7 @@ from fusegen.planner.products.mma_tiles import counted, elements, fits, tiles, u
 from fusegen.planner.products.output_groups import (
     groups,
     need_one_scaling,
+    need_operands,
     need_plain_groups,
     need_plain_rights,
     need_whole_groups,
@@ -159,22 +160,12 @@ def draft(graph: Graph, target: Target, layout: Layout) -> MmaDraft:
     drawn = MmaDraft(graph, hoisted, target, layout, parts, found, dims, named_accesses(hoisted, dims, layout, parts))
     need_plain_groups(drawn)
     if drawn.inner_segments:
-        need_operands(drawn)
+        need_operands(parts)
     if coded:
         need_codes(drawn)
     if drawn.scaled:
         need_one_scaling(drawn)
     return drawn
-
-
-def need_operands(drawn: MmaDraft) -> None:
-    """Raises NoMatch for what is computed on its way to products over groups of K."""
-    for product in drawn.parts.products:
-        if product.left.operand is None or product.left.index or product.right.operand is None or product.right.scaled:
-            where = f"the product at {product.node.where}"
-            raise NoMatch(f"{where} sums over groups of {product.contracted}, and its factors are no operands")
-    if drawn.parts.statistics:
-        raise NoMatch(f"{drawn.parts.statistics[0].node.where} is reduced beside products over groups")
 
 
 def need_codes(drawn: MmaDraft) -> None:

@@ -143,6 +143,16 @@ def need_plain_groups(draft: ProductDraft) -> None:
         raise NoMatch(f"the grouped product at {where} has rows of one axis, and meets what has more")
 
 
+def need_operands(parts: Split) -> None:
+    """Raises NoMatch for what is computed on its way to products over groups of K."""
+    for product in parts.products:
+        if product.left.operand is None or product.left.index or product.right.operand is None or product.right.scaled:
+            where = f"the product at {product.node.where}"
+            raise NoMatch(f"{where} sums over groups of {product.contracted}, and its factors are no operands")
+    if parts.statistics:
+        raise NoMatch(f"{parts.statistics[0].node.where} is reduced beside products over groups")
+
+
 def taken_apart(graph: Graph) -> tuple[Graph, Split]:
     """The chain as kernels compute it, and its parts. Raises NoMatch for what one kernel can't hold."""
     hoisted = hoist_scales(graph)

@@ -18,6 +18,10 @@ Where an index names the left factor's rows, the producer's threads copy them, 1
 
 f32 is rounded to tf32 by the tensor copies, to nearest (CUDA driver API, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32).
 
+Where groups of K are summed, each tile has slices of its own group's part, from the part's beginning on. The last one
+may bring rows that lie behind the group: consumers put zeros in their place before they multiply, in both factors,
+since 0 times NaN is NaN.
+
 8-bit floats are summed in 14 bits. So their sums are *promoted*: those of a slice, or of some, begin at 0 in registers
 of their own, and are added to the tile's in f32, while the other group multiplies.
 """
@@ -47,6 +51,7 @@ BUFFERS = 2  # that a warp stores by turns
 SLICES_AHEAD = 2  # slices whose pairs are on their way
 SCALES_AHEAD = 4  # slices whose scales by blocks are, of tiles of one part
 PIECE_BYTES = 16  # that a thread copies of a row at once
+MOST_K = 2**31 - 1  # of what groups are summed over, which kernels count in 32 bits
 MOST_KEPT_REGISTERS = 80  # registers beside 128 sums and two prepared slices; with 88 a kernel spilled
 
 GroupSchedule = Literal["pingpong", "cooperative"]
@@ -268,6 +273,11 @@ class WgmmaWork(ProductWork):
         return -(-self.slices // (self.tile.split_k * together)) * together
 
     @property
+    def most_steps(self) -> int:
+        """The same, at most: a group of K may have all of it."""
+        return self.steps if self.inner_segments is None else -(-MOST_K // self.line)
+
+    @property
     def width(self) -> int:
         """Columns of each product in a tile."""
         return self.tile.cols // self.products
@@ -341,7 +351,9 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     def slices_at_first(self) -> int:
         """Not where ends of groups say which they are: these may be the kernel's before. Nor where all threads of the
         producer copy, whose slices come one behind the other."""
-        return 0 if self.segments or self.gathers else min(self.tile.stages, self.steps // self.tile.slices_a_stage)
+        if self.segments or self.inner_segments or self.gathers:
+            return 0
+        return min(self.tile.stages, self.steps // self.tile.slices_a_stage)
 
     @property
     def before_wait(self) -> str:
@@ -432,8 +444,19 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
 
     @property
     def counts_slices(self) -> bool:
-        """Does the kernel ask how many slices a tile has? Consumers pass by those of the other one's tile."""
-        return True
+        """Does the kernel ask how many slices every tile has, as consumers pass by those of the other one's tile? Of
+        groups of K the device counts those of each tile."""
+        return self.inner_segments is None
+
+    @property
+    def warp_finds(self) -> bool:
+        """Do the lanes of a warp find a tile's group together?"""
+        return self.inner_segments is not None or self.groups_a_lane > 0
+
+    @property
+    def clearing_threads(self) -> int:
+        """Of the consumers that multiply one slice, which put zeros behind a group together."""
+        return self.tile.atom.threads * (1 if self.tile.schedule == "pingpong" else self.tile.consumers)
 
     @property
     def line_steps(self) -> int:

@@ -52,16 +52,25 @@ from fusegen.planner.products.output_groups import (
     ProductDraft,
     groups,
     need_one_scaling,
+    need_operands,
     need_plain_groups,
     need_plain_rights,
     need_whole_groups,
     prologue_of,
     rows_at,
-    segments_of,
     spans_of,
     taken_apart,
 )
-from fusegen.planner.products.parts import BlockScales, Contraction, Left, Operand, OutputGroup, Prologue, Segments
+from fusegen.planner.products.parts import (
+    BlockScales,
+    Contraction,
+    InnerSegments,
+    Left,
+    Operand,
+    OutputGroup,
+    Prologue,
+    Segments,
+)
 from fusegen.planner.products.product_cost import product_rounding, tiles_down
 from fusegen.planner.products.wgmma import (
     LINE_ELEMENTS,
@@ -139,7 +148,7 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     if not target.atoms_of("warpgroup", first.left.dtype, first.right.dtype):
         raise NoMatch(no_unit(target, "wgmma", first.left.dtype, first.right.dtype))
     found = groups(hoisted, parts)
-    check(hoisted, parts, found, "wgmma", gathers=True)
+    check(hoisted, parts, found, "wgmma", gathers=True, inner=True)
     drafts = {
         schedule: WgmmaDraft.of(graph, hoisted, parts, found, target, layout, schedule)
         for schedule in get_args(GroupSchedule)
@@ -154,15 +163,18 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
 
 
 def check(
-    graph: Graph, parts: Split, found: tuple[Group, ...], unit: str, codes: bool = False, gathers: bool = False
-) -> None:
+    graph: Graph, parts: Split, found: tuple[Group, ...], unit: str, *, codes: bool = False, gathers: bool = False,
+    inner: bool = False,
+) -> None:  # fmt: skip
     """Raises NoMatch for what the template has no place for; `unit`: what multiplies; `codes`: may right factors be?
-    `gathers`: do its kernels find rows of the left factor by an index?"""
+    `gathers`: do its kernels find rows of the left factor by an index? `inner`: do they sum over groups?"""
     need_plain_rights(parts, codes=codes)
     need_whole_groups(found, graph)
     if len(parts.lefts) > 1:
         raise NoMatch(f"the products have different left factors; {unit}'s tile has one")
     if parts.products[0].node.inner_ends is not None:
+        need_operands(parts)
+    if parts.products[0].node.inner_ends is not None and not inner:
         raise NoMatch(f"the products are summed over groups, which begin anywhere; {unit}'s slices are all of K")
     if parts.lefts[0].index is not None:
         if not gathers:
@@ -216,7 +228,7 @@ class WgmmaDraft(ProductDraft):
         names = value_names(hoisted)
         found: dict[str, Access] = {}
         factors: dict[str, Use] = {}
-        matrix, segments = prepared_matrix(hoisted, parts, cls.rule), segments_of(hoisted, parts)
+        matrix = prepared_matrix(hoisted, parts, cls.rule)
         # every tile's part of the ring is as long; ping-pong, boxes that wait for a tile's end hold up the other
         # group's slices: relu(x @ w.T + bias) + residual at 4096^3 took 1.055 so, 1.037 without, and 1.019 cooperative
         bring = cls.brings_operands and matrix is None and schedule == "cooperative" and not hoisted.grouped
@@ -244,9 +256,9 @@ class WgmmaDraft(ProductDraft):
             output = any(use.tensor is t for t in hoisted.outputs)
             word = name if output else names[use.tensor.node]  # in the kernel
             found[name] = access_of(hoisted, dims, layout, use, word, width)
-        if segments:
-            found[segments.ends.tensor] = segments.ends
         draft = cls(graph, hoisted, target, layout, parts, found_groups, dims, schedule, found, factors)
+        if grouped := draft.segments or draft.inner_segments:
+            found[grouped.ends.tensor] = grouped.ends
         draft.check_ways()
         if draft.scaled:
             need_one_scaling(draft)
@@ -298,6 +310,10 @@ class WgmmaDraft(ProductDraft):
                 raise NoMatch(
                     f"{name} has rows next to each other, and those of a group begin anywhere; no tensor copy does"
                 )
+            if self.inner_segments and line_of(use, self.layout) == use.k_axis:
+                raise NoMatch(
+                    f"{name} lies along what is summed over, and groups of that begin anywhere; no tensor copy does"
+                )
 
     def plan(self, tile: WgmmaTile) -> WgmmaPlan:
         graph = self.graph
@@ -311,6 +327,7 @@ class WgmmaDraft(ProductDraft):
             dtype=self.dtype,
             block_scales=self.block_scales(),
             segments=self.segments,
+            inner_segments=self.inner_segments,
             promote=self.promote(tile.atom),
             output_groups=self.output_groups(tile),
         )
@@ -340,7 +357,7 @@ class WgmmaDraft(ProductDraft):
         return LINE_BYTES // self.dtype.bytes
 
     def regime(self, tile: WgmmaTile) -> str:
-        return regime(tile, self.together, self.line, self.segments, self.gathers)
+        return regime(tile, self.together, self.line, self.segments or self.inner_segments, self.gathers)
 
     def output_groups(self, tile: WgmmaTile) -> tuple[OutputGroup, ...]:
         """Those of all rules; boxes are moved by tensor copies, and vectors read before the sums are there, where that
@@ -398,7 +415,7 @@ class WgmmaDraft(ProductDraft):
         another group multiply while one prepares its left factor? And are tiles few, where the tile is for that?"""
         if self.matrix is not None and tile.schedule == "pingpong":
             return False
-        if self.segments and tile.split_k > 1:  # a launch counts as many tiles as there may be
+        if (self.segments or self.inner_segments) and tile.split_k > 1:  # the device counts tiles, or slices
             return False
         whole = need_whole_groups(self.groups, self.hoisted)  # columns that a tile has to have
         if whole and (tile.cols // self.together != whole or tile.split_k > 1):
@@ -504,8 +521,9 @@ class WgmmaDraft(ProductDraft):
         """Those of every rule, with a map in place of the pointer and the strides of what tensor copies move."""
         mapped = {name for name, access in self.access.items() if self.is_mapped(access)}
         found = []
-        for param in product_params(self.hoisted, self.dims, self.access.values()):
-            if param.tensor not in mapped:
+        total = self.inner_segments.total if self.inner_segments else ""
+        for param in product_params(self.hoisted, self.dims, self.access.values(), total):
+            if param.tensor not in mapped or param.kind == "size":
                 found.append(param)
             elif param.kind == "pointer":
                 found.append(self.map(param, tile))
@@ -560,7 +578,9 @@ def in_turn(part: Load | Store) -> tuple[bool, bool]:
     return not (isinstance(part, Load) and part.when == "ahead"), part.transport not in BOXED
 
 
-def regime(tile: WgmmaTile, products: int, line: int, segments: Segments | None, gathers: bool) -> str:
+def regime(
+    tile: WgmmaTile, products: int, line: int, segments: Segments | InnerSegments | None, gathers: bool
+) -> str:  # fmt: skip
     each = f"{tile.rows}x{tile.cols // products}" + (f" of {products} products" if products > 1 else "")
     pingpong = tile.schedule == "pingpong"
     who = (
