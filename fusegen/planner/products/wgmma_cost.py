@@ -71,6 +71,25 @@ COMPUTED_US, SLOT_US = 0.34, 0.04  # of others, and for each issue slot of an el
 # those of 128 x 128 1.28 to 1.40 (H200, 16384 rows in 8 and in 64 groups, 65536 in 64).
 COPIED_ROW_US = 0.0034
 GATHERED_FACTOR = 1.08
+# ---- sums over groups of K, both factors across it: specs/grouped_weight_grad.py on one H200, us, L2 cold, medians of
+# 15 by turns (benchmarks/weight_gradients.py), with torch._grouped_mm among them:
+#
+#     T, N, K, E                128 x 128 ping-pong, in clusters    128 x 256 cooperative, in clusters    torch
+#     16384, 2048, 4096, 16           466               423               400               396           419
+#      8192, 4096, 7168, 8            859               787               772               769           790
+#     65536, 2048, 2048, 64           910               892               883               874           933
+#      4096, 1024, 2048, 64            93                93                98                96           133
+#
+# Slices of 128 x 128 take half as long again as those of products along K, where blocks take 9.0 to 9.7 TB/s of lines
+# from the L2 cache; in clusters, which ask it for a quarter less, up to a tenth less than that. So it is the lines, at
+# least in part; what shared memory's reads across lines have to do with it has not been told apart. Launches of some
+# 800 us are held down by more than others, and torch's are too. A group's last slice is brought whole, of which half
+# is the group's in the mean. Clearing the rest of it shows nowhere.
+INNER_REST = 0.5
+INNER_WIDE_COLS = 256
+INNER_FACTOR, INNER_CLUSTERS_FACTOR = 1.49, 1.44
+INNER_WIDE_FACTOR, INNER_WIDE_CLUSTERS_FACTOR = 1.04, 1.02
+INNER_HOT_FACTOR = 1.08  # of wide tiles: the others wait more, and draw less power
 # ---- right factors of codes, summed turned round: of 32 candidates of 4 and 8 bits, 16 to 2048 rows of 8192 x 8192, on
 # one H200, which they meet within 4 % (rms; 10 % at worst). A slice of 64 columns takes so long, and longer with each
 # row. Widening and barriers limit it, and not its copies; four consumers hide more of that.
@@ -134,13 +153,14 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
         each *= NARROW_FACTOR
     if work.promote:
         each *= PROMOTED_FACTOR[tile.parts]
-    products = work.steps * (coded(work) if work.coding else preparing(work, parts, each))
+    products = mean_steps(work) * (coded(work) if work.coding else preparing(work, parts, each))
     # an element passes its own output group's alone
     issued = STORED_SLOTS + slots(work, parts.epilogue) / len(work.output_groups)
     epilogue = ISSUED_SLOTS * tile.held_rows * work.finished * issued / (target.f32_lanes * SM_GHZ * 1e3)
     rounds = -(-counted(work, *extents) * tile.blocks // target.sms)
     turns, f32_factors = tile.schedule == "pingpong", work.dtype is f32
     slower = PINGPONG_F32_FACTOR if turns and f32_factors else narrow_factor(work) if work.dtype.narrow else 1.0
+    slower *= inner_factor(work)
     time = rounds * products * slower + epilogue if turns else rounds * (products * slower + epilogue)
     if any(
         found.access.strided and found.transport == "plain"
@@ -150,6 +170,7 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
         time += LOADED_US
     if time > HOT_US:
         time *= HOT_FACTOR if turns else HOT_FACTOR * HOT_COOPERATIVE_FACTOR
+        time *= INNER_HOT_FACTOR if work.inner_segments and tile.cols >= INNER_WIDE_COLS else 1.0
     if tile.cluster > 1:
         time = CLUSTER_US + time * (CLUSTERS_F32_FACTOR if f32_factors else CLUSTERS_FACTOR)
     if f32_factors and tile.group > 8:
@@ -175,6 +196,21 @@ def coded(work: WgmmaWork) -> float:
 def counted(work: WgmmaWork, *extents: int) -> int:
     """Tiles of the launch; of grouped products, of groups that are equally long."""
     return tiles_down(work.graph, work.band) * work.tiles_across if work.segments else work.tiles(*extents)
+
+
+def mean_steps(work: WgmmaWork) -> float:
+    """Slices of a block, one after another; of groups of K that are equally long, with what the last one spares."""
+    return work.steps if work.inner_segments is None else work.k / work.line + INNER_REST
+
+
+def inner_factor(work: WgmmaWork) -> float:
+    """How much longer slices of groups of K take."""
+    if work.inner_segments is None:
+        return 1.0
+    clusters = work.tile.cluster > 1
+    if work.tile.cols >= INNER_WIDE_COLS:
+        return INNER_WIDE_CLUSTERS_FACTOR if clusters else INNER_WIDE_FACTOR
+    return INNER_CLUSTERS_FACTOR if clusters else INNER_FACTOR
 
 
 def narrow_factor(work: WgmmaWork) -> float:
