@@ -29,7 +29,7 @@ from fusegen.validation.accumulation import accumulations
 from fusegen.validation.bounds import analyse_nodes, held
 from fusegen.validation.compare import Compared, Figures, figures, judged, largest_errors
 from fusegen.validation.emulated import NAME as EMULATED
-from fusegen.validation.grouped import in_groups
+from fusegen.validation.grouped import OTHER_GROUPS, in_groups, spoiled
 from fusegen.validation.in_place import NAME as IN_PLACE
 from fusegen.validation.in_place import overwriting, reason_of, side_by_side
 from fusegen.validation.inputs import (
@@ -116,9 +116,9 @@ def validate(
     kernel on a GPU also one launch in the checking emulator, where g++ can build it. Otherwise row counts around the
     tile's edges (or `rows`), layouts and shared operands vary too, outputs are written over operands where the plan
     allows it, and the emulator also runs the kernel with products and sums fused. `cases` keeps only those named:
-    patterns ("nan"), or groups ("rows", "layout", "again", "apart", "in place", "contracted", "emulated"). A kernel
-    that is caught by the emulator or refused by a driver fails its case; nothing is raised for a wrong kernel. Raises
-    RequestError for what is no kernel, no seed or no number of rows.
+    patterns ("nan"), or groups ("rows", "layout", "again", "apart", "other groups", "in place", "contracted",
+    "emulated"). A kernel that is caught by the emulator or refused by a driver fails its case; nothing is raised for a
+    wrong kernel. Raises RequestError for what is no kernel, no seed or no number of rows.
     """
     need_kernel(kernel, "validate")
     need_numbers(seed, rows)
@@ -195,7 +195,7 @@ class Checks:
     def ragged(self, most: int) -> None:
         """A launch that fills no last block, then the same again, then some of its rows alone."""
         operands = self.ragged_operands(most)
-        if not self.wants(NORMAL.name, "again", "apart"):
+        if not self.wants(NORMAL.name, "again", "apart", OTHER_GROUPS):
             return
         first = self.launch_case(NORMAL.name, NORMAL.reason, operands)
         if first is None:
@@ -207,6 +207,7 @@ class Checks:
                 self.launch_case(pattern.name, pattern.reason, other)
         self.again(operands, first)
         self.apart(operands, first)
+        self.other_groups(operands, first)
         if last := last_launch(self, operands, alone=False):
             note_last(self, operands, last, failing(last.run), first)
         if self.graph.products and self.wants(UNIT_SETTING.name):
@@ -282,6 +283,19 @@ class Checks:
             outputs, problem = self.launch(few)
             wanted = [rows_at(array, t.shape, picks) for t, array in zip(self.graph.outputs, first, strict=True)]
             self.same("apart", reason, few, outputs, wanted, problem)
+
+    def other_groups(self, operands: Operands, first: list[Array]) -> None:
+        """Of sums over groups one group's, with NaN in all others."""
+        if (
+            not self.wants(OTHER_GROUPS, NORMAL.name)
+            or (found := spoiled(self.graph, operands.values, operands.sizes)) is None
+        ):
+            return
+        group, values = found
+        reason = "NaN in all groups but one, and behind them: a group's sum may not depend on others"
+        outputs, problem = self.launch(replace(operands, values=values))
+        alone, wanted = ([array[group : group + 1] for array in arrays] for arrays in (outputs, first))
+        self.same(OTHER_GROUPS, reason, operands, alone, wanted, problem)
 
     @property
     def strict(self) -> bool:

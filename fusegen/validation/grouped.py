@@ -14,6 +14,7 @@ from fusegen.language.types import Dim, i32, size_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOST = int(i32.largest)
+OTHER_GROUPS = "other groups"
 
 
 def ends_of(graph: Graph) -> dict[str, Size]:
@@ -82,6 +83,27 @@ def behind(graph: Graph, values: Sequence[Any], skip: int) -> tuple[Any, ...]:
 def group_of(ends: Array, rows: int) -> Array:
     """Of each row the number of its group; of rows of no group that of groups."""
     return np.repeat(np.arange(len(ends) + 1), np.diff(group_bounds(ends, rows), append=rows))
+
+
+def spoiled(graph: Graph, values: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, tuple[Any, ...]] | None:
+    """The group with most to sum, and the operands with NaN in all that is summed in others or in none; None where sums
+    are not of groups whose ends are an operand."""
+    products = [n for n in graph.products if n.inner_ends in graph.tensor_of]
+    if not products or len({n.inner_ends for n in graph.products}) > 1:
+        return None
+    product = products[0]
+    assert product.inner_ends is not None
+    summed, groups = product.inputs[0].shape[-1], product.shape[0]
+    if not isinstance(summed, Dim) or any(t.shape[:1] != (groups,) for t in graph.outputs):
+        return None
+    here = group_of(value_of(graph, values, graph.tensor_of[product.inner_ends].name), size_of(summed, sizes))
+    group = int(np.bincount(here, minlength=size_of(groups, sizes) + 1)[:-1].argmax())
+    found = list(values)
+    for place, tensor in enumerate(graph.inputs):
+        if tensor.dtype.kind == "float" and summed in tensor.shape:
+            found[place] = values[place].copy()
+            np.moveaxis(found[place], tensor.shape.index(summed), 0)[here != group] = np.nan
+    return group, tuple(found)
 
 
 def value_of(graph: Graph, values: Sequence[Any], name: str) -> Array:
