@@ -82,8 +82,8 @@ class Reverse:
 
     def back_through(self, node: Node, gradient: Value) -> None:
         texts = gradient_texts(node)
-        kind = self.graph.factor_types[node] if node.op.kind is Kind.PRODUCT else None
-        if kind in (f16, bf16) and type_of(gradient) is not kind:
+        kind = self.graph.factor_types.get(product_behind(node))
+        if node.op.kind is Kind.PRODUCT and kind in (f16, bf16) and type_of(gradient) is not kind:
             gradient = F.cast(gradient, kind)  # as products round it, once for both
         if node.op.kind is not Kind.MAP:
             gradient = of_rank(gradient, len(node.shape))
@@ -103,6 +103,11 @@ class Reverse:
             if isinstance(found, Value):
                 found = fitted(found, full_shape(node, argument, place), argument.shape)
             self.add(argument, found)
+
+
+def product_behind(node: Node) -> Node:
+    """What a group's vectors were added to; else the node itself."""
+    return product_behind(node.inputs[0]) if node.op.kind is Kind.BIAS else node
 
 
 def moving(graph: Graph, wanted: frozenset[Node]) -> frozenset[Node]:
@@ -136,8 +141,7 @@ REASONS: Mapping[str, str] = {
     "scatter": "it writes in an operand's own memory",
     "sorted_values": "what comes from a column goes back there, and no op writes columns",
     "sorted_values_descending": "what comes from a column goes back there, and no op writes columns",
-    "add_group_rows": "no op adds up the rows of each group",
-    "scale_group_rows": "no op adds up the rows of each group",
+    "scale_group_rows": "no op scales rows by their group's vector but those of a product",
     "cumprod": "it is a quotient by elements that may be 0",
 }
 
@@ -165,7 +169,7 @@ class Words:
         words: dict[str, Any] = {name: value_of(a) for name, a in zip(ARGUMENTS, node.inputs, strict=False)}
         own: Sequence[Callable[..., Any]] = (
             self.whole, self.total, self.times_others, self.back, self.part, self.in_rows, self.at_columns,
-            self.as_multiplied,
+            self.as_multiplied, self.by_groups,
         )  # fmt: skip
         self.known = {**words, **{word.__name__: word for word in own}, "d": gradient, "out": Value(node), "F": F,
                       "INF": F.INF}  # fmt: skip
@@ -207,6 +211,14 @@ class Words:
         assert self.kind is not None
         known = isinstance(value, Transposed) or plain(value.node) or type_of(value) is self.kind
         return value if known else F.cast(value, self.kind)
+
+    def by_groups(self, gradient: Value) -> Value:
+        """[T, N] summed over each group's rows, [E, N]: a product with ones, as those that weights' gradients are.
+        Rows behind all ends have 0 instead, since no step stores what is a constant."""
+        ends, kind = Value(self.node.inputs[2]), self.kind if self.kind in (f16, bf16) else bf16
+        ones = F.cast(F.where(F.row_index(gradient) < F.max(ends), 1.0, 0.0), kind)
+        sums = F.grouped_matmul(ones.mT, gradient if type_of(gradient) is kind else F.cast(gradient, kind), ends)
+        return reshaped(sums, View.identity(sums.shape).merged(0, 2))
 
     def at_columns(self, gradient: Value) -> Value:
         x, columns = self.node.inputs

@@ -420,7 +420,8 @@ OPS["grouped_matmul"] = Op("grouped_matmul", Kind.PRODUCT, 3, "matmul_by_group({
 OPS["matmul_over_groups"] = Op("matmul_over_groups", Kind.PRODUCT, 3, "products_by_group({0}, {1}, {2})", "",
                                "a matrix product for each group of what is summed over, summed in f32")  # fmt: skip
 OPS["add_group_rows"] = Op("add_group_rows", Kind.BIAS, 3, "add_by_group({0}, {1}, {2})", "{0} + {1}",
-                           "a grouped product with each group's own vector added to its rows")  # fmt: skip
+                           "a grouped product with each group's own vector added to its rows",
+                           gradients=("whole(d)", "by_groups(whole(d))", None))  # fmt: skip
 OPS["scale_group_rows"] = Op("scale_group_rows", Kind.BIAS, 3, "scale_by_group({0}, {1}, {2})", "{0} * {1}",
                              "a grouped product whose rows are multiplied by their group's own vector")  # fmt: skip
 OPS["deal_matmul"] = Op("deal_matmul", Kind.PRODUCT, 2, "", "",

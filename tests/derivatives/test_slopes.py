@@ -226,7 +226,7 @@ def test_every_kind_of_op_with_gradients_is_tried() -> None:
     steps = {name for name in untried if name.startswith(ROUNDINGS)}  # of one text: d
     scanned = {name for name in untried if name.startswith("cumsum")}  # of one text, with other flags
     masks = {"largest_by_sum", "largest_by_count"}  # behind a comparison wherever fusegen.ops has them
-    groups = {"grouped_matmul"}  # of whole numbers, exactly: tests/emitting/test_inner_groups.py
+    groups = {"grouped_matmul", "add_group_rows"}  # of whole numbers, exactly: tests/emitting/test_inner_groups.py
     assert untried - steps - scanned - masks - groups - set(CHOSEN_BY_PLANNERS) == {"where", "to_f32"} & untried
 
 
@@ -369,7 +369,7 @@ def taken_name(x: f32[M, N], dx: f32[N]) -> f32[M, N]:
         (written, SpecError, "writes to x in its own memory"),
         (many, SpecError, r"the gradient of topk: a selection of 20 columns has none; one of a number up to 16"),
         (steps, RequestError, "no output of floats varies with an operand"),
-        (grouped.by_channels, SpecError, "grouped_matmul has no gradient here: no op adds up the rows of each group"),
+        (grouped.by_channels, SpecError, "grouped_matmul has no gradient here: no op scales rows by their group's"),
         (grouped.blocks, SpecError, "grouped_matmul has no gradient here: its factors are codes with scales"),
         (taken_name, RequestError, "dx is the gradient of x, and something else has that name"),
     ],
@@ -410,4 +410,4 @@ def test_the_docs_name_the_ops_without_gradients() -> None:
     internal = {op.name for op in values if op.kind in (Kind.INPUT, Kind.LEAF, Kind.GROUP, Kind.PART, Kind.DEAL)}
     of_planners = {*CHOSEN_BY_PLANNERS, "spread", "deal_back", "deal_matmul", "put", "paged_rows"}
     whole = {op.name for op in values if op.takes == "int" or op.name.startswith(("unpack", "to_unit"))}
-    assert others - internal - of_planners - whole == {"matmul_over_groups", "add_group_rows", "scale_group_rows"}
+    assert others - internal - of_planners - whole == {"matmul_over_groups", "scale_group_rows"}

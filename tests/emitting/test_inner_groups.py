@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fusegen
-from fusegen import Chain, bf16, chain, dims, f16, f32, i32
+from fusegen import Chain, bf16, chain, dims, f16, f32, i8, i32
 from fusegen import ops as F
 from fusegen.errors import NoPlan, SpecError
 from fusegen.planner.programs.model import ProgramPlan
@@ -166,6 +166,49 @@ def test_gradients_of_grouped_products_are_derived() -> None:
     np.testing.assert_allclose(ddown.astype(float), by_definition(h, d, ends).astype(bf16.numpy).astype(float))
     y = np.einsum("tn,tnm->tm", h, v)
     np.testing.assert_allclose(dweight[:66], (y * wide[3][:66]).sum(-1, keepdims=True), rtol=1e-5)
+
+
+@chain(T=70, N=64, M=72, E=5)
+def biased(
+    x: bf16[T, M], w: bf16[E, 2 * N, M], bias: f32[E, 2 * N], ends: i32[E], weight: f32[T, 1]
+) -> bf16[T, N]:  # fmt: skip
+    """Gate and up of one array each, as gpt-oss has them."""
+    (gate, up), (gate_bias, up_bias) = F.split(w, 2, axis=1), F.split(bias, 2, axis=1)
+    left = F.relu(F.grouped_matmul(x, gate.mT, ends, gate_bias))
+    return left * F.grouped_matmul(x, up.mT, ends, up_bias) * weight
+
+
+@pytest.mark.parametrize("name", [H200, AMD])
+@pytest.mark.parametrize("ends", [[20, 20, 21, 60, 66], [30, 11, -4, 99, 50]], ids=str)
+def test_gradients_of_biases_are_sums_over_groups(ends: list[int], name: str) -> None:
+    """Of rows of no group nothing is added, whatever the ends are."""
+    program = fusegen.compile(fusegen.derive(biased, of="bias"), name, on="emulator")
+    rng = np.random.default_rng(3)
+    x, w, dout = (rng.integers(-1, 2, shape).astype(bf16.numpy) for shape in ((70, 72), (5, 128, 72), (70, 64)))
+    weight, bias = (rng.integers(0, 3, shape).astype(np.float32) for shape in ((70, 1), (5, 128)))
+    found = program(*(a for a in (x, w, bias, np.array(ends, np.int32), weight, dout)))
+    ones = np.ones((70, 1))
+    grouped = by_definition(ones, np.eye(70), np.array(ends))[:, 0]  # [E, T]
+    rows = np.argmax(grouped, 0)
+    both = np.einsum("tm,tnm->tn", x.astype(float), w.astype(float)[rows]) + bias[rows]
+    left, right = both[:, :64], both[:, 64:]
+    d = dout.astype(float) * weight
+    back = np.concatenate([d * right * (left > 0), d * np.maximum(left, 0)], 1).astype(bf16.numpy).astype(float)
+    np.testing.assert_allclose(found, grouped @ back, rtol=1e-6)
+
+
+@chain(T=40, N=64, M=64, E=3)
+def whole(x: i8[T, M], w: i8[E, N, M], ends: i32[E], bias: bf16[E, N], scale: f32[E, N]) -> f32[T, N]:
+    return F.grouped_matmul(x, w.mT, ends, bias, scale)
+
+
+def test_gradients_of_biases_of_whole_numbers_are_rounded_to_bf16() -> None:
+    """By the derived chain's own reference: products of 8 bits have no gradients themselves."""
+    made = fusegen.compile(fusegen.derive(whole, of="bias"), H200, on="emulator")
+    dout = np.random.default_rng(0).integers(-3, 4, (40, 64)).astype(np.float32)
+    ends = np.array([7, 30, 38], np.int32)
+    want = [dout[a:b].sum(0) for a, b in ((0, 7), (7, 30), (30, 38))]
+    np.testing.assert_array_equal(made(ends, dout).astype(float), want)
 
 
 @chain(T=64, M=40, N=48, E=4)
