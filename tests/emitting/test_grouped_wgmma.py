@@ -145,7 +145,7 @@ def test_biases_are_those_of_each_rows_group(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["pingpong", "cooperative"])
-@pytest.mark.parametrize("groups", [33, 64, 257])
+@pytest.mark.parametrize("groups", [1, 33, 64, 257, 512])
 def test_lanes_find_any_group(groups: int, schedule: str) -> None:
     """Several groups a lane: ends that ascend, and any."""
     plan = need(grouped.plain.at(T=700, N=64, K=64, E=groups), schedule, 1)
@@ -165,16 +165,20 @@ BROKEN = {
     "the next group's weights": ("at.segment)", "(at.segment + 1) % segments)"),
     "the first group's weights": ("at.segment)", "0)"),
     "the producer is a tile ahead": (
-        "const Place at = place_of(tile, tiles_down, ends_ptr, rows);\n        if",
-        "const Place at = place_of(tile + gridDim.x < tiles ? tile + gridDim.x : tile, tiles_down, ends_ptr, rows);\n"
-        "        if",
+        "place_of(tile, tiles_down",
+        "place_of(tile + gridDim.x < tiles ? tile + gridDim.x : tile, tiles_down",
     ),
     "rows of no group have sums": ("at.of_group ? ", "true ? "),
     "rows of no group have no tiles": (" + static_cast<unsigned>((rows", " + 0 * static_cast<unsigned>((rows"),
     "the last group's rows are of none": ("s < segments ?", "s < segments - 1 ?"),
     "a lane's first group begins at 0": ("own.begin = lane > 0 ? others_end : 0", "own.begin = 0"),
     "tiles of the groups before are not counted": ("if (lane >= step) own.behind += other;", ""),
-    "the lane behind the tile's": ("const int from = found ? owner :", "const int from = found ? (owner + 1) % 32 :"),
+    "the lane behind the tile's": ("const int from = owner;", "const int from = (owner + 1) % 32;"),
+    "a tile's place is told where another's is read": (
+        "wait_at(empty + 8 * stage, parity);\n          places", "places"
+    ),
+    "a place is read before it is told": ("wait_at(full + 8 * stage, parity);\n      const Place", "const Place"),
+    "a place is given back before all lanes have read it": ("__syncwarp();  // all lanes have read\n", ""),
     "a box lies as it is not swizzled": ("piece % 8) ^ r % 8", "piece % 8) ^ r % 4"),
     "half of a box": ("piece < 128", "piece < 64"),
     "a box is stored before all lanes are there": ("__syncwarp();  // all", "// all"),
@@ -195,13 +199,41 @@ def test_what_is_broken_is_caught(what: str, schedule: str) -> None:
     assert not validate(kernel, cases=("normal", "rows", "malice")).ok
 
 
+BROKEN_LANES = {
+    "a lane's groups are those of the first tile's": ("owner != known.owner", "known.owner < 0"),
+    "groups of one lane are others'": ("if (lane < 2) one.end", "if (lane < 1) one.end"),
+    "they begin at 0": ("lane > 0 ? others_end : first", "lane > 0 ? others_end : 0"),
+    "tiles before them are not counted": ("one.behind += __shfl", "one.behind += 0 * __shfl"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN_LANES)
+def test_what_is_broken_among_many_groups_is_caught(what: str) -> None:
+    old, new = BROKEN_LANES[what]
+
+    def edit(text: str) -> str:
+        assert old in text
+        return text.replace(old, new)
+
+    kernel = kernel_of(need(grouped.plain.at(T=700, N=64, K=64, E=40), "cooperative", 1), edit)
+    kernel.device.timeout_s = 5.0  # type: ignore[attr-defined]
+    assert not validate(kernel, cases=("normal", "rows", "malice")).ok
+
+
+def test_of_many_groups_a_warp_walks_for_each_tile() -> None:
+    plan = need(grouped.plain.at(T=300, N=64, K=64, E=1100), "cooperative", 1)
+    assert not plan.keeps_groups
+    assert plan.place_bytes
+    assert validate(kernel_of(plan), cases=("normal",)).ok
+
+
 def test_a_clusters_tiles_are_of_one_group() -> None:
     """Tiles one below the other share what they bring of the right factor."""
 
     def edit(text: str) -> str:
         assert "cluster_rows - 1) / cluster_rows" in text
         return text.replace("cluster_rows - 1) / cluster_rows", "tile_rows - 1) / tile_rows").replace(
-            "(number - before) * cluster_rows", "(number - before) * tile_rows"
+            "from, 32)) * cluster_rows", "from, 32)) * tile_rows"
         )
 
     plan = need(grouped.plain.at(**SIZES), "cooperative", 2)

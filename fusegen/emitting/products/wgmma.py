@@ -359,6 +359,7 @@ class WgmmaSpeller(StoreSpeller):
             "segment_rows": self.band,
             **self.segment_lanes(),
             "counts_segments": True,
+            "keeps_groups": plan.keeps_groups,
             "row_reduces": [],
             "group": tile.atom.threads,
             "place": self.place(),
@@ -507,7 +508,10 @@ class WgmmaSpeller(StoreSpeller):
         lines = [f"const long long rows = {rows};"] if rows != "rows" else []
         count = f"static_cast<int>((rows + {self.band} - 1) / {self.band})"
         if plan.segments:
-            count = f"static_cast<int>(tiles_of({self.pointers[plan.segments.ends.tensor]}, rows))"
+            ends = self.pointers[plan.segments.ends.tensor]
+            if plan.keeps_groups:
+                lines.append(f"Known known{{own_segments({ends}, rows)}};")
+            count = f"static_cast<int>(tiles_of({'known.own' if plan.keeps_groups else ends}, rows))"
         if plan.tiles_across > 1:
             lines.append(f"const int tiles_down = {count};")
             count = "tiles_down * tiles_across"

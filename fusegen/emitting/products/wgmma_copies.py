@@ -65,7 +65,7 @@ class CopySpeller(ProductWords):
         down = place.down if self.plan.tiles_across == 1 else f"({place.down})"
         if self.plan.segments:
             first = [
-                f"const Segment here = segment_of(ends, rows, {place.down});",
+                f"const Segment here = segment_of(ends, rows, {place.down}{', known' * self.plan.keeps_groups});",
                 "at.row0 = static_cast<int>(here.row0);",
                 "at.segment_end = static_cast<int>(here.end);",
                 "at.segment = here.number;",
@@ -98,8 +98,8 @@ class CopySpeller(ProductWords):
         parameters = [f", {ctype} {name}" for name, ctype in told.items()]
         arguments = [f", {name}" for name in told]
         if plan.segments:
-            parameters.append(", const int* ends, long long rows")
-            arguments.append(f", {self.pointers[plan.segments.ends.tensor]}, rows")
+            parameters.append(f", const int* ends, long long rows{', Known& known' * plan.keeps_groups}")
+            arguments.append(f", {self.pointers[plan.segments.ends.tensor]}, rows{', known' * plan.keeps_groups}")
         if inner := plan.inner_segments:
             parameters.append(f", const int* ends, long long {inner.total}")
             arguments.append(f", {self.pointers[inner.ends.tensor]}, {inner.total}")

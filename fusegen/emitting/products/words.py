@@ -41,13 +41,16 @@ class ProductWords(Dialect):
         """How the lanes of a warp find a tile's group together, where they do."""
         lanes, warp, functions = self.grid.groups_a_lane, self.grid.target.warp, self.spelling.functions
         if not lanes:
-            return {"groups_a_lane": 0}
+            return {"groups_a_lane": 0, "keeps_groups": False}
         of = self.spelling.shuffle.format
         return {
             "groups_a_lane": lanes,
+            "keeps_groups": False,
             "own_first": f"lane * {lanes}" if lanes > 1 else "lane",  # the lane's first group
             **{name: functions[name][0] for name in ("shuffle_up", "ballot", "popcount")},
             "of_lane": {name: of(name, "from", warp) for name in ("group", "row0", "end")},
+            "of_own": {name: of(f"own.{name}", "from", warp) for name in ("begin", "before")},
+            "of_one": {name: of(f"one.{name}", "from", warp) for name in ("begin", "before", "end")},
             "of_last": {name: of(f"own.{name}", warp - 1, warp) for name in ("behind", "end")},
             "unroll_lanes": f"{UNROLL} 2",  # of more the compiler keeps all ends, and spills
         }

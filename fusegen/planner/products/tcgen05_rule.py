@@ -73,6 +73,7 @@ class Tcgen05Draft(WgmmaDraft):
 
     rule: ClassVar[str] = "tcgen05"
     made: ClassVar[type[Tcgen05Plan]] = Tcgen05Plan
+    tells_places: ClassVar[bool] = False
 
     @cached_property
     def atom(self) -> Atom:

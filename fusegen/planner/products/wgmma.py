@@ -52,6 +52,7 @@ SLICES_AHEAD = 2  # slices whose pairs are on their way
 SCALES_AHEAD = 4  # slices whose scales by blocks are, of tiles of one part
 PIECE_BYTES = 16  # that a thread copies of a row at once
 MOST_K = 2**31 - 1  # of what groups are summed over, which kernels count in 32 bits
+PLACE_BYTES = 32  # of a tile's place in shared memory: up to seven numbers
 MOST_KEPT_REGISTERS = 80  # registers beside 128 sums and two prepared slices; with 88 a kernel spilled
 
 GroupSchedule = Literal["pingpong", "cooperative"]
@@ -441,6 +442,24 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     def statistics_at(self) -> int:
         """Where the statistics of all blocks that share a tile meet."""
         return self.vectors_at + self.tile.stages * vector_bytes(self.prologue)
+
+    @property
+    def place_bytes(self) -> int:
+        """Of the place of a tile of grouped products, which the producer leaves in shared memory for the consumers; 0:
+        each works it out. Where all of them looked for the group of each tile, in up to 16 groups a lane, that took
+        longer than what the ring holds: of 512 groups and a K of 1024, tiles of 128 x 128 took twice as long (H200).
+        Where slices are prepared, a tile's first one may be before its place is asked for."""
+        return PLACE_BYTES if self.groups_a_lane and self.prologue is None else 0
+
+    @property
+    def keeps_groups(self) -> bool:
+        """Does the producer keep what it knows of groups from tile to tile? A lane's groups have a lane each then."""
+        return self.place_bytes > 0 and self.groups_a_lane <= self.target.warp
+
+    @property
+    def places_at(self) -> int:
+        """Where the places of tiles lie in shared memory: behind all else."""
+        return self.shared_bytes - self.tile.stages * self.place_bytes
 
     @property
     def counts_slices(self) -> bool:

@@ -74,6 +74,7 @@ from fusegen.planner.products.parts import (
 from fusegen.planner.products.product_cost import product_rounding, tiles_down
 from fusegen.planner.products.wgmma import (
     LINE_ELEMENTS,
+    PLACE_BYTES,
     GroupSchedule,
     WgmmaPlan,
     WgmmaTile,
@@ -209,6 +210,7 @@ class WgmmaDraft(ProductDraft):
     rule: ClassVar[str] = "wgmma"
     made: ClassVar[type[WgmmaPlan]] = WgmmaPlan
     brings_operands: ClassVar[bool] = True  # of the epilogue, behind a tile's slices
+    tells_places: ClassVar[bool] = True  # does the producer tell where a tile of a group lies?
 
     schedule: GroupSchedule
     access: Mapping[str, Access]
@@ -485,7 +487,10 @@ class WgmmaDraft(ProductDraft):
 
     def shared_bytes(self, tile: WgmmaTile) -> int:
         statistics = tile.statistics_bytes(len(self.parts.statistics))
-        return tile.shared_bytes + tile.stages * vector_bytes(self.prologue) + statistics
+        found = tile.shared_bytes + tile.stages * vector_bytes(self.prologue) + statistics
+        if not (self.segments and self.tells_places) or self.prologue:
+            return found
+        return -(-found // PLACE_BYTES) * PLACE_BYTES + tile.stages * PLACE_BYTES
 
     # ---- tensors
 
