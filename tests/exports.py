@@ -171,6 +171,9 @@ class Library:
                 kind = ctypes.c_float if param.dtype is f32 else ctypes.c_int32
                 values.append(kind.from_address(word).value)
                 continue
+            elif param.kind == "address":
+                assert ctypes.c_uint64.from_address(word).value in pointers
+                continue
             else:
                 numbers.append(ctypes.c_int64.from_address(word).value)
                 continue

@@ -74,7 +74,7 @@ class Dialect:
     def parameter(self, param: Param) -> str:
         if param.kind == "map":
             return f"const __grid_constant__ CUtensorMap {param.name}"
-        if param.kind == "pointer":
+        if param.kind in ("pointer", "address"):
             assert param.dtype is not None
             alone = "" if param.shared else " __restrict__"  # the compiler may take it that nothing else is there
             return f"{'' if param.output else 'const '}{self.ctype(param.dtype)}*{alone} {param.name}"

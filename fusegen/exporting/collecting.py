@@ -328,7 +328,7 @@ def argument_of(plan: Plan, extents: int, param: Param, at: Mapping[str, int]) -
     if param.kind == "extent":
         return Argument("extent", extents=extents, dim=param.dim)
     array = at[param.tensor]
-    if param.kind == "pointer":
+    if param.kind in ("pointer", "address"):
         return Argument("pointer", array)
     if param.kind == "map":
         tensor = next(t for t in (*plan.graph.inputs, *plan.graph.outputs) if t.name == param.tensor)

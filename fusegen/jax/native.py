@@ -162,13 +162,14 @@ def launch_of(call: Call, step: StepLaunch, function: Callable[[Any], int]) -> L
 def arguments_of(call: Call, step: StepLaunch, plan: Launched) -> list[Argument]:
     """In the order of the kernel's parameters."""
     pointers = iter(step.pointers)
+    own = dict(zip([p.tensor for p in plan.params if p.kind in ("pointer", "map")], step.pointers, strict=True))
     values = iter([call.values[place] for place in step.values])
     numbers = iter(step.record.launch.numbers)
     maps = iter(range(len(step.record.launch.maps)))
 
     def argument(param: Param) -> Argument:
-        if param.kind == "pointer":
-            place = next(pointers)
+        if param.kind in ("pointer", "address"):
+            place = next(pointers) if param.kind == "pointer" else own[param.tensor]
             return Argument(ADDRESS, place.base, place.offset)
         if param.kind == "map":
             next(pointers)  # which the map has

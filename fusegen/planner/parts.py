@@ -72,7 +72,7 @@ Transport = Literal[  # how elements get from memory to where they are used, or 
     "cp.async evict-first",  # the same, and the L2 cache is told that they are read once
     "quads",  # the four lanes that have a row swap pairs of 8 bits, and each stores 8 neighbours
     "tensor",  # boxes of a tensor between memory and shared memory, by one thread and a map
-    "rows",  # such a box in shared memory, of which lanes store 16 bytes each of some rows
+    "rows",  # the same where groups end in boxes: of such a one lanes store 16 bytes each of some rows
     "turned",  # to or from lines of a tensor that lies turned round, by all threads of a block and a tile of its rows
 ]
 
@@ -248,10 +248,10 @@ class Param:
     its own `axes`, in elements (64-bit); "map": how
     `tensor` lies in memory, for tensor copies of a `box`, whose axes are the tensor's own axes `box_axes` (counted from
     the right; the last one's elements are next to each other), in shared memory permuted within lines of `swizzle`
-    bytes, f32 rounded to tf32 on the way if that is its `dtype`.
+    bytes, f32 rounded to tf32 on the way if that is its `dtype`; "address": that of a `tensor` which has a map besides.
     """
 
-    kind: Literal["pointer", "value", "blocks", "extent", "size", "stride", "map"]
+    kind: Literal["pointer", "value", "blocks", "extent", "size", "stride", "map", "address"]
     name: str
     tensor: str = ""
     dim: int = 0

@@ -242,6 +242,10 @@ class Prepared(Forwarded):
         places = iter(self.pointers)
         numbers = dict.fromkeys(("extent", "size", "stride"), rest)
         queues = {"pointer": places, "map": places, "value": iter(self.values), **numbers}
+        arrays = [param.tensor for param in self.plan.params if param.kind in ("pointer", "map")]
+        queues["address"] = iter(
+            [self.pointers[arrays.index(p.tensor)] for p in self.plan.params if p.kind == "address"]
+        )
         return {param.name: next(queues[param.kind]) for param in self.plan.params}
 
 

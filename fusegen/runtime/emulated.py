@@ -149,7 +149,7 @@ class EmulatedLoaded:
         maps, scalars, numbers = iter(launch.maps), iter(values), iter(launch.numbers)
 
         def argument(param: Param) -> object:
-            if param.kind == "pointer":
+            if param.kind in ("pointer", "address"):
                 return ctypes.c_void_p(given[param.tensor])
             if param.kind == "map":
                 return next(maps).at(given[param.tensor])

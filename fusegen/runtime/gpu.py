@@ -39,19 +39,22 @@ class Arguments:
     """A kernel's argument block. In the block, pointers come first, then values, then extents and strides.
 
     `lead` bytes before the block are the driver's, for what a launch needs beside its arguments. A tensor map has the
-    slot of its tensor's pointer, which no kernel reads, and a place of its own behind the slots.
+    slot of its tensor's pointer, which few kernels read, as an argument of its own, and a place behind the slots.
     """
 
     def __init__(self, params: Sequence[Param], lead: int = 0) -> None:
         ranks = {"pointer": 0, "map": 0, "value": 1, "blocks": 2, "extent": 2, "size": 2, "stride": 2}
-        order = sorted(range(len(params)), key=lambda i: ranks[params[i].kind])  # stable: keeps each kind's own order
+        own = [i for i, param in enumerate(params) if param.kind != "address"]
+        order = sorted(own, key=lambda i: ranks[params[i].kind])  # stable: keeps each kind's own order
         self.codes = [slot_code(params[i]) for i in order]
         self.pack_into = struct.Struct("".join(self.codes)).pack_into
         mapped = [i for i, param in enumerate(params) if param.kind == "map"]
         size = SLOT * max(len(params), 1)
         self.block = (ctypes.c_char * (lead + size + (MAP_ALIGNMENT + MAP_BYTES * len(mapped) if mapped else 0)))()
         start = ctypes.addressof(self.block) + lead
-        slots = [start + SLOT * order.index(i) for i in range(len(params))]
+        slot_of = {i: start + SLOT * place for place, i in enumerate(order)}
+        by_tensor = {param.tensor: slot_of[i] for i, param in enumerate(params) if param.kind == "map"}
+        slots = [slot_of[i] if i in slot_of else by_tensor[param.tensor] for i, param in enumerate(params)]
         first = -(-(start + size) // MAP_ALIGNMENT) * MAP_ALIGNMENT
         self.maps = tuple(first + MAP_BYTES * place for place in range(len(mapped)))
         for i, address in zip(mapped, self.maps, strict=True):

@@ -112,6 +112,8 @@ class Driver:
                 pointers.append(c_void_p.from_address(at).value or 0)
             elif param.kind == "value":
                 values.append(VALUES[param.dtype or float32].from_address(at).value)
+            elif param.kind == "address":
+                assert c_void_p.from_address(at).value in pointers
             else:
                 numbers.append(ctypes.c_int64.from_address(at).value)
         assert tuple(numbers) == launch.numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from fusegen.emitting.hopper import constraint_of
 from fusegen.emitting.products.wgmma import EIGHT_LINES, SEGMENTS, WgmmaSpeller
@@ -29,6 +29,7 @@ class Tcgen05Speller(WgmmaSpeller):
     """The words of one plan; `context()` is what the template sees."""
 
     plan: Tcgen05Plan
+    chooses_sums: ClassVar[bool] = True
 
     def fields(self, *operands: Operand) -> list[tuple[str, str, str]]:
         return [VERSION, SWIZZLE_128, EIGHT_LINES, *([] if all(o.along for o in operands) else [SEGMENTS])]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from fusegen.emitting.body import Element, element_lines, where_found
 from fusegen.emitting.dialect import VALUE_TYPES, ZEROS, all_of
@@ -39,6 +39,8 @@ ELEMENTS: Mapping[DType, str] = {  # element j of the pair in `word`; of bf16, t
 
 class WgmmaSpeller(StoreSpeller):
     """The words of one plan; `context()` is what the template sees."""
+
+    chooses_sums: ClassVar[bool] = False  # is each one of rows of no group left out by itself?
 
     # ---- factors in shared memory
 
@@ -293,7 +295,7 @@ class WgmmaSpeller(StoreSpeller):
             offset = f" + {place * self.plan.finished // 2}" if place else ""
             kind = VALUE_TYPES[contraction.atom.sum_type]
             text = f"{self.sums}[sum_at{offset} + j]"
-            if self.plan.segments:  # of rows of no group 0, whatever was multiplied
+            if self.chooses_sums and self.plan.segments:  # of rows of no group 0, whatever was multiplied
                 text = f"at.{OF_GROUP} ? {text} : {'0' if kind == 'int' else '0.0f'}"
             if self.plan.inner_segments:  # of an empty group too
                 text = f"at.steps > 0 ? {text} : 0.0f"

@@ -9,6 +9,7 @@ from fusegen.emitting.dialect import all_of
 from fusegen.emitting.products.wgmma_codes import CodesSpeller
 from fusegen.language.types import DType, bf16, f16
 from fusegen.planner.model import Access, Store
+from fusegen.planner.parts import BOXED
 from fusegen.planner.products.parts import OutputGroup
 from fusegen.planner.products.wgmma import LINE_ELEMENTS
 
@@ -37,7 +38,7 @@ class StoreSpeller(CodesSpeller):
             coordinates = [f"{self.col0} + chunk * {self.plan.box_cols}", f"row0 + i * {self.tile.part_rows}"]
             if self.plan.moves_with_batch(access):
                 coordinates.append("at.batch")
-            if store.transport == "tensor":
+            if store.transport in BOXED:
                 self.moved.add(("store_box", len(coordinates)))
             buffer = "buffer" if number else "staging"
             found.append(
@@ -66,6 +67,7 @@ class StoreSpeller(CodesSpeller):
             "pieces": self.tile.box_rows * across,
             "across": across,
             "row0": row0,
+            "whole": all_of("inside" * bool(self.inside), f"{row0} + {self.tile.box_rows} <= at.segment_end"),
             "guard": all_of("inside" * bool(self.inside), self.inside_row, self.inside_col(output_group)),
             "call": f"{self.moving('store', access)}<8>({self.at(access, 'col')}, load<8>({at}));",
         }

@@ -31,7 +31,7 @@ class ProductWords(Dialect):
 
     def __init__(self, plan: GemmPlan | WgmmaPlan) -> None:
         super().__init__(plan.target.spelling)
-        self.pointers = {p.tensor: p.name for p in plan.params if p.kind == "pointer"}
+        self.pointers = {p.tensor: p.name for p in plan.params if p.kind in ("pointer", "address")}
         self.dims = plan.row_dims
         self.grid = plan
         self.uses_vec = False

@@ -511,7 +511,7 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     def uneven_boxes(self) -> bool:
         """Does a warp store an odd number of boxes of a tile, and then those of another one? The buffers take turns."""
         counts = {self.tile.parts * self.chunks * len(output_group.boxes) for output_group in self.output_groups}
-        return self.tile.split_k == 1 and not self.segments and any(count % self.tile.buffers for count in counts)
+        return self.tile.split_k == 1 and any(count % self.tile.buffers for count in counts)
 
     @property
     def brought(self) -> int:

@@ -408,9 +408,13 @@ class WgmmaDraft(ProductDraft):
 
     def transport(self, access: Access) -> Transport:
         """Groups end inside of boxes, which tensor copies store whole."""
-        if self.is_mapped(access):
-            return "tensor"
-        return "rows" if self.is_boxed(access) else "plain"
+        if self.by_rows(access):
+            return "rows"
+        return "tensor" if self.is_mapped(access) else "plain"
+
+    def by_rows(self, access: Access) -> bool:
+        """Do lanes store some rows of its boxes?"""
+        return access.output and self.segments is not None and self.is_boxed(access)
 
     def suits(self, tile: WgmmaTile) -> bool:
         """Can each block of a cluster bring a part of every right factor? Lines along columns are brought whole. Does
@@ -523,15 +527,18 @@ class WgmmaDraft(ProductDraft):
         return self.parts.lefts[0].index is not None
 
     def params(self, tile: WgmmaTile) -> tuple[Param, ...]:
-        """Those of every rule, with a map in place of the pointer and the strides of what tensor copies move."""
+        """Those of every rule, with a map in place of the pointer and the strides of what tensor copies move; of what
+        lanes store besides, with all of them."""
         mapped = {name for name, access in self.access.items() if self.is_mapped(access)}
+        both = {name for name, access in self.access.items() if self.by_rows(access)}
         found = []
         total = self.inner_segments.total if self.inner_segments else ""
         for param in product_params(self.hoisted, self.dims, self.access.values(), total):
-            if param.tensor not in mapped or param.kind == "size":
-                found.append(param)
-            elif param.kind == "pointer":
+            if param.tensor in mapped and param.kind == "pointer":
                 found.append(self.map(param, tile))
+                param = replace(param, kind="address")
+            if param.tensor not in mapped - both or param.kind == "size":
+                found.append(param)
         return tuple(found)
 
     @property
@@ -543,7 +550,7 @@ class WgmmaDraft(ProductDraft):
     def is_mapped(self, access: Access) -> bool:
         if access.tensor in self.factors:
             return access.gathered is None
-        return self.is_boxed(access) and not (access.output and self.segments)
+        return self.is_boxed(access)
 
     def is_boxed(self, access: Access) -> bool:
         """Does it come and go by boxes in shared memory?"""
