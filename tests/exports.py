@@ -153,10 +153,12 @@ class Library:
         blocks = grid[0] * grid[1]
         assert (*plan.grid(blocks), 1) == grid
         pointers, numbers, values, maps, spans = [], [], [], [], []
+        mapped: dict[str, int] = {}
         for param, word in zip(plan.params, words[: len(plan.params)], strict=True):
             if param.kind == "map":
                 own = Map.from_address(word)
                 pointers.append(own.address)
+                mapped[param.tensor] = own.address
                 shape = tuple(own.sizes[: own.rank])[::-1]
                 steps = tuple(own.strides[: own.rank - 1])[::-1]
                 box = tuple(own.box[: own.rank])[::-1]
@@ -172,7 +174,7 @@ class Library:
                 values.append(kind.from_address(word).value)
                 continue
             elif param.kind == "address":
-                assert ctypes.c_uint64.from_address(word).value in pointers
+                assert ctypes.c_uint64.from_address(word).value == mapped[param.tensor]
                 continue
             else:
                 numbers.append(ctypes.c_int64.from_address(word).value)

@@ -44,7 +44,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of a kernel; `kind` is that of the plan's parameter."""
+    """One argument of a kernel; `kind` is that of the plan's parameter, "pointer" of an address as well."""
 
     kind: str
     array: int = 0  # of a value, its place among the launch's scalars; of "blocks", the part

@@ -103,7 +103,8 @@ PRODUCT_FRAME = frozenset(
     partial sixteen turned_at turned_cols turning selector scales_of zeros_of next_scales next_zeros its_zeros
     fetch take prepare now number widen_pair bytes nibbles share pair added there first words half within
     copy_row arrive_with_copies look_ahead from_before own_segments Own end_of
-    likely likely_col ask_cache_for Known known lanes_of one one_of owner places places_at""".split()  # noqa: SIM905
+    likely likely_col ask_cache_for Known known lanes_of one one_of owner tile_places
+    tile_places_at""".split()  # noqa: SIM905
 )
 # the same of the template for two products with a softmax between them
 ATTENTION_FRAME = frozenset(

@@ -136,7 +136,7 @@ def test_sums_of_whole_numbers_are_exact_beyond_f32(at: str, start: str) -> None
 
 
 def test_sums_by_way_of_f32_are_not() -> None:
-    assert not of_deep((r"of_group \? sums", "of_group ? (float)sums"), H, "wgmma")
+    assert not of_deep((r"= sums\[0\]\[sum_at", "= (float)sums[0][sum_at"), H, "wgmma")
 
 
 MISTAKES = {
@@ -156,7 +156,9 @@ MISTAKES = {
     "mma.sync: the next expert's scales": (
         grouped.blocks, TILES, r"sw_ptr\[segment \* sw_group", "sw_ptr[(segment + 1) % segments * sw_group",
     ),
-    "mma.sync: scales of the next columns": (grouped.blocks, TILES, r"/ 128 \* sw_ld", "/ 128 % 1 * sw_ld"),
+    "mma.sync: scales of the next columns": (
+        grouped.blocks, TILES, r"/ scaled_cols \* sw_ld", "/ scaled_cols % 1 * sw_ld",
+    ),
     "mma.sync: the next expert's scales of two": (
         grouped.gated_blocks, "gemm", r"segment \* s_up_group", "(segment + 1) % segments * s_up_group",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from functools import cache
 
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 from fusegen import Chain, bf16, chain, dims, f8e4m3, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
+from fusegen.exporting.collecting import argument_of
+from fusegen.exporting.facts import Argument
 from fusegen.planner import candidates
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Layout
 from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.runtime import Kernel
+from fusegen.runtime.gpu import Arguments
 from fusegen.targets import H200
 from fusegen.validation import validate
 from tests import grouped
@@ -178,7 +182,7 @@ BROKEN = {
     "tiles of the groups before are not counted": ("if (lane >= step) own.behind += other;", ""),
     "the lane behind the tile's": ("const int from = owner;", "const int from = (owner + 1) % 32;"),
     "a tile's place is told where another's is read": (
-        "wait_at(empty + 8 * stage, parity);\n          places", "places"
+        "wait_at(empty + 8 * stage, parity);\n          tile_places", "tile_places"
     ),
     "a place is read before it is told": ("wait_at(full + 8 * stage, parity);\n      const Place", "const Place"),
     "a place is given back before all lanes have read it": ("__syncwarp();  // all lanes have read\n", ""),
@@ -220,13 +224,13 @@ def test_what_is_broken_among_many_groups_is_caught(what: str) -> None:
         assert old in text
         return text.replace(old, new)
 
-    kernel = kernel_of(need(grouped.plain.at(T=700, N=64, K=64, E=40), "cooperative", 1), edit)
+    kernel = kernel_of(need(grouped.plain.at(T=250, N=64, K=64, E=40), "cooperative", 1), edit)
     kernel.device.timeout_s = 5.0  # type: ignore[attr-defined]
     assert not validate(kernel, cases=("normal", "rows", "malice")).ok
 
 
 def test_of_many_groups_a_warp_walks_for_each_tile() -> None:
-    plan = need(grouped.plain.at(T=300, N=64, K=64, E=1100), "cooperative", 1)
+    plan = need(grouped.plain.at(T=60, N=64, K=64, E=1100), "cooperative", 1)
     assert not plan.keeps_groups
     assert plan.place_bytes
     assert validate(kernel_of(plan), cases=("normal",)).ok
@@ -303,3 +307,32 @@ def test_boxes_that_groups_end_in_are_stored_sixteen_bytes_a_lane() -> None:
     assert "if (whole) {" in text
     assert "store_box(out_map" in text
     assert "store<8>(out_ptr" in text
+
+
+def test_the_results_address_is_that_of_its_map() -> None:
+    """An argument of its own, in the launch block and an export's; behind another map, and a pointer."""
+    plan = need(grouped.plain, "pingpong", 1)
+    tensors = [p.tensor for p in plan.params if p.kind in ("pointer", "map")]
+    kinds = {p.tensor: p.kind for p in plan.params if p.kind in ("pointer", "map")}
+    assert kinds == {"x": "map", "w": "map", "ends": "pointer", "out": "map"}
+    given = [16 * (i + 1) for i in range(len(tensors))]
+    at = {tensor: 10 + place for place, tensor in enumerate(tensors)}
+    block = Arguments(plan.params, lead=40)
+    numbers = range(100, 100 + len(block.codes) - len(given))
+    block.pack_into(block.block, 40, *given, *numbers)
+    held = dict(zip((p.name for p in plan.params), (block.table[i] or 0 for i in range(len(plan.params))), strict=True))
+    assert ctypes.c_uint64.from_address(held["out_ptr"]).value == given[tensors.index("out")]
+    assert ctypes.c_uint64.from_address(held["ends_ptr"]).value == given[tensors.index("ends")]
+    assert held["out_map"] in block.maps, "the map lies behind the slots"
+    assert [ctypes.c_int64.from_address(held[name]).value for name in ("rows", "out_stride")] == list(numbers)
+    (address,) = (p for p in plan.params if p.kind == "address")
+    assert argument_of(plan, 0, address, at) == Argument("pointer", at["out"])
+
+
+def test_a_prepared_call_says_where_the_result_lies() -> None:
+    kernel = kernel_of(need(grouped.plain.at(**SIZES), "pingpong", 1))
+    sizes = kernel.plan.graph.sizes
+    x, w = np.zeros((sizes["T"], sizes["K"]), bf16.numpy), np.zeros((sizes["E"], sizes["N"], sizes["K"]), bf16.numpy)
+    out = np.zeros((sizes["T"], sizes["N"]), bf16.numpy)
+    numbers = kernel.prepare(x, w, np.zeros(sizes["E"], np.int32), out=out).numbers
+    assert numbers["out_ptr"] == numbers["out_map"] == out.ctypes.data

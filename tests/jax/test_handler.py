@@ -24,7 +24,7 @@ from fusegen.jax import calls, ffi, handlers, native, op  # noqa: E402
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated_only")]
 
-M, N, K = dims("M N K")
+M, N, K, E = dims("M N K E")
 STREAM, CONTEXT, OTHER = 0x5EA0, 0xC070, 0xC071
 NO_MEMORY = 2
 METADATA = 1  # XLA_FFI_Extension_Metadata
@@ -54,6 +54,11 @@ class StreamAsked(ctypes.Structure):
     """XLA_FFI_Stream_Get_Args."""
 
     _fields_ = (*ffi.HEAD, ("context", c_void_p), ("stream", c_void_p))
+
+
+@chain(M=256, N=64, K=64, E=2)
+def by_groups(x: bf16[M, K], w: bf16[E, N, K], ends: i32[E]) -> bf16[M, N]:
+    return F.grouped_matmul(x, w.mT, ends)
 
 
 @chain(M=16, N=32)
@@ -101,6 +106,7 @@ class Driver:
         assert (block, shared, stream) == ((plan.threads, 1, 1), plan.shared_bytes, STREAM)
         assert self.current == CONTEXT
         pointers, values, numbers, maps = [], [], [], iter(launch.maps)
+        mapped: dict[str, int] = {}
         for place, param in enumerate(plan.params):
             at = table[place]
             if param.kind == "map":
@@ -108,12 +114,13 @@ class Driver:
                 address, rank = self.encoded[c_uint64.from_address(at).value]
                 assert rank == len(next(maps).shape)
                 pointers.append(address)
+                mapped[param.tensor] = address
             elif param.kind == "pointer":
                 pointers.append(c_void_p.from_address(at).value or 0)
             elif param.kind == "value":
                 values.append(VALUES[param.dtype or float32].from_address(at).value)
             elif param.kind == "address":
-                assert c_void_p.from_address(at).value in pointers
+                assert c_void_p.from_address(at).value == mapped[param.tensor]
             else:
                 numbers.append(ctypes.c_int64.from_address(at).value)
         assert tuple(numbers) == launch.numbers
@@ -234,6 +241,19 @@ def test_tensor_maps_are_made_for_xlas_addresses(driver: Driver) -> None:
     found = jax.jit(multiply)(x, w)
     np.testing.assert_allclose(found, np.asarray(x, np.float32) @ np.asarray(w, np.float32).T, rtol=1e-5, atol=1e-5)
     assert driver.encoded, "no launch had a tensor map"
+
+
+def test_what_has_a_map_may_have_its_address_besides(driver: Driver) -> None:
+    """A grouped product's result: whole boxes are stored by the map, rows of others by the address."""
+    rng = np.random.default_rng(0)
+    x, w = (numpy.asarray(rng.standard_normal(shape), numpy.bfloat16) for shape in ((256, 64), (2, 64, 64)))
+    multiply = op(by_groups, target="cuda:h200", validate=False)
+    found = np.asarray(jax.jit(multiply)(x, w, np.array([100, 200], np.int32)), np.float32)
+    wide, (first, second) = np.asarray(x, np.float32), np.asarray(w, np.float32)
+    wanted = np.concatenate([wide[:100] @ first.T, wide[100:200] @ second.T, np.zeros((56, 64), np.float32)])
+    np.testing.assert_allclose(found, wanted, rtol=1e-2, atol=1e-2)
+    plans = [step.record.variant.plan for step in driver.steps.values()]
+    assert any(param.kind == "address" for plan in plans for param in plan.params)
 
 
 def test_a_thread_of_another_gpu_is_readied_and_left_as_it_was(driver: Driver) -> None:
