@@ -336,3 +336,26 @@ def test_a_prepared_call_says_where_the_result_lies() -> None:
     out = np.zeros((sizes["T"], sizes["N"]), bf16.numpy)
     numbers = kernel.prepare(x, w, np.zeros(sizes["E"], np.int32), out=out).numbers
     assert numbers["out_ptr"] == numbers["out_map"] == out.ctypes.data
+
+
+@pytest.mark.parametrize(("name", "sizes", "best"), [
+    ("grouped_gemm", {"T": 524288, "N": 2048, "K": 4096, "E": 512}, "pingpong 128x128"),
+    ("grouped_gemm", {"T": 262144, "N": 6144, "K": 2048, "E": 256}, "pingpong 128x128"),
+    ("grouped_gemm", {"T": 131072, "N": 5120, "K": 8192, "E": 128}, "cooperative 128x256"),
+    ("grouped_swiglu", {"T": 262144, "N": 2048, "K": 6144, "E": 256}, "pingpong 128x128"),
+])  # fmt: skip
+def test_the_choice_is_the_best_one_measured(name: str, sizes: dict[str, int], best: str) -> None:
+    """On an H200, 1024 rows an expert. By 16 rows of tiles at a time no tile was faster beyond noise."""
+    found = [p for p in plans(SHIPPED[name].graph.at(**sizes)) if p.tile.cluster == 1]
+    first = min(found, key=lambda p: p.cost.time_us)
+    assert f"{first.tile.schedule} {first.tile.rows}x{first.tile.cols}" == best
+    assert first.tile.group == 8
+    orders = [p for p in found if (p.tile.schedule, p.tile.cols) == (first.tile.schedule, first.tile.cols)]
+    assert [p.tile.group for p in sorted(orders, key=lambda p: p.cost.time_us)] == [8, 16]
+
+
+def test_tiles_of_one_long_group_share_more_by_16_rows_of_them() -> None:
+    """As those of a product without groups: lines of the right factor are read for twice as many rows."""
+    graph = SHIPPED["grouped_gemm"].graph.at(T=32768, N=6144, K=7168, E=4)
+    found = {p.tile.group: p.cost.time_us for p in plans(graph) if (p.tile.cols, p.tile.cluster) == (256, 1)}
+    assert found[16] < found[8]

@@ -32,7 +32,7 @@ from fusegen.language.types import f32, size_of
 from fusegen.planner.model import Cost
 from fusegen.planner.products.gemm_duration import L2_GBS, lying
 from fusegen.planner.products.parts import Operand
-from fusegen.planner.products.product_cost import floors, product_traffic, tiles_down
+from fusegen.planner.products.product_cost import floors, group_count, product_traffic, tiles_down
 from fusegen.planner.products.wgmma import CONSUMERS, LAUNCH_REGISTERS, WgmmaWork
 from fusegen.planner.rows.duration import COPY_SHARE
 from fusegen.planner.tile import LINE_BYTES
@@ -59,6 +59,12 @@ LOADED_US = 6.0  # an operand that is read by pairs once its tile is summed: 4 t
 HOT_US = 400.0  # launches this long are held down by the power limit
 HOT_FACTOR = 1.02
 HOT_COOPERATIVE_FACTOR = 1.04  # and there larger tiles, cooperative take more of it
+# In groups of rows more still: of 4 to 512 groups and a K of 4096 to 8192, 13 pairs of plans, cooperative tiles took
+# 1.00 to 1.05 of what was said next to ping-pong ones, 1.02 in the mean; of a K up to 3072 0.98 to 1.01. GLM-5's
+# gate and up with SwiGLU, 1024 rows of each of 256 experts, took 20.5 ms so and 19.9 ping-pong, as one product 19.6 and
+# 19.8. All of these took 1.14 to 1.2 of their estimates, whose constants are from shorter runs: launches of 10 ms hold
+# the clock lower, of all plans alike, and none of that is in here (docs/grouped.md, "How it runs").
+HOT_GROUPED_COOPERATIVE_FACTOR = 1.053
 # ---- a left factor by way of registers. In tiles of 256 columns 4096 x 6144 x 4096 took, of the bare product's time,
 # 1.00 behind an RMSNorm without a gain, 1.02 with one of the factor's type and 1.07 with one of f32, 1.05 behind a
 # bias, 1.75 behind a bias and GELU. Narrow ones wait for what is prepared.
@@ -116,6 +122,7 @@ GROUPS_F32_FACTOR = 0.995
 # tenth more showed nothing.
 SPREAD_SHARE = 0.02
 SPREAD_FREE_FACTOR = 1.1
+USUAL_ORDER = 8  # rows of tiles that are taken together
 SM_GHZ = 1.7  # of an SM among products
 SPECIAL_SLOTS = 8  # issue slots that one exponential or division keeps its unit for
 
@@ -169,7 +176,8 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
     ):
         time += LOADED_US
     if time > HOT_US:
-        time *= HOT_FACTOR if turns else HOT_FACTOR * HOT_COOPERATIVE_FACTOR
+        cooperative = HOT_GROUPED_COOPERATIVE_FACTOR if work.segments else HOT_COOPERATIVE_FACTOR
+        time *= HOT_FACTOR if turns else HOT_FACTOR * cooperative
         time *= INNER_HOT_FACTOR if work.inner_segments and tile.cols >= INNER_WIDE_COLS else 1.0
     if tile.cluster > 1:
         time = CLUSTER_US + time * (CLUSTERS_F32_FACTOR if f32_factors else CLUSTERS_FACTOR)
@@ -242,10 +250,16 @@ def askew(work: WgmmaWork, operand: Operand) -> float:
 
 
 def spread(work: WgmmaWork, *extents: int) -> float:
-    """Lines of the factors that blocks take together, next to those of a square as large."""
+    """Lines of the factors that blocks take together, next to those of a square as large. Tiles of two groups of rows
+    have none of a right factor in common: there more rows of tiles at a time than the usual ones share nothing more. By
+    16, ping-pong tiles of 1024 rows an expert took 1.03 to 1.6 of the time by 8."""
     area = work.block_count.of(*extents) * work.tile.rows * work.tile.cols
     height = min(work.tile.group * work.band, -(-extents[-1] // work.band) * work.band)
-    return (height + area / height) / (2.0 * math.sqrt(area))
+    sharing = height
+    if work.segments:
+        of_group = math.ceil(work.graph.rows / group_count(work.graph))
+        sharing = min(height, max(of_group, USUAL_ORDER * work.band))
+    return (height + area / sharing) / (2.0 * math.sqrt(area))
 
 
 def preparing(work: WgmmaWork, parts: Split, each: float) -> float:

@@ -68,6 +68,7 @@ constexpr int box_bytes = 16 * line_bytes;  // that a warp stores at once
 // bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
 constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
 constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
+constexpr int tile_places_at = 229504;
 
 // how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
 struct alignas(64) CUtensorMap {
@@ -75,7 +76,7 @@ struct alignas(64) CUtensorMap {
 };
 
 // where a tile lies: its first row and column
-struct Place {
+struct alignas(32) Place {
   int row0, col0;
   int segment, segment_end;  // its group of rows, and behind which row that ends
   bool of_group;  // else its rows are of none
@@ -131,49 +132,45 @@ __device__ __forceinline__ Own own_segments(const int* ends, long long rows) {
   return own;
 }
 
+// what a warp knows of groups: each lane of its own
+struct Known {
+  Own own;
+};
+
+// how many lanes say so, from the first one on
+__device__ __forceinline__ int lanes_of(bool says) {
+  const auto lanes = __ballot_sync(0xffffffffu, says);
+  return __popc(lanes);
+}
+
 // the group of tile `number`, counted from the top, that all lanes of a warp ask for
-__device__ __forceinline__ Segment segment_of(const int* ends, long long rows, unsigned number) {
-  const int most = rows < 0x7fffffff ? static_cast<int>(rows) : 0x7fffffff;
-  const int lane = threadIdx.x % 32;
-  const Own own = own_segments(ends, rows);
-  int group = 0, row0 = 0, end = 0;  // of the tile, where it is the lane's
-  int begin = own.begin;
-  unsigned before = own.before;
-  const int next = end_of(ends, lane, begin, most);
-  const unsigned behind = before + (static_cast<unsigned>(next - begin) + tile_rows - 1) / tile_rows;
-  if (before <= number && number < behind) {
-    group = lane;
-    row0 = begin + static_cast<int>(number - before) * tile_rows;
-    end = next;
+__device__ __forceinline__ Segment segment_of(const int* ends, long long rows, unsigned number, Known& known) {
+  const Own& own = known.own;
+  const int owner = lanes_of(own.behind <= number);  // behind the lanes all whose groups lie above the tile
+  if (owner == 32) {  // below all groups
+    const int last = __shfl_sync(0xffffffffu, own.end, 31, 32);
+    const unsigned over = number - __shfl_sync(0xffffffffu, own.behind, 31, 32);
+    return Segment{segments - 1, last + static_cast<long long>(over) * tile_rows, rows, false};
   }
-  const bool says = own.behind <= number;
-  const auto lanes = __ballot_sync(0xffffffffu, says);  // all whose groups lie above the tile
-  const int owner = __popc(lanes);
-  const bool found = owner < 32;
-  if (!found && lane == 31) {  // it knows where all groups end
-    group = segments - 1;
-    row0 = own.end;
-  }
-  const int from = found ? owner : 31;
-  const unsigned over = found ? 0 : number - __shfl_sync(0xffffffffu, own.behind, 31, 32);
-  end = __shfl_sync(0xffffffffu, end, from, 32);
-  const long long first = __shfl_sync(0xffffffffu, row0, from, 32) + static_cast<long long>(over) * tile_rows;
-  return Segment{__shfl_sync(0xffffffffu, group, from, 32), first, found ? end : rows, found};
+  const Own& one = own;
+  const int from = owner;
+  const long long first = __shfl_sync(0xffffffffu, one.begin, from, 32)
+      + static_cast<long long>(number - __shfl_sync(0xffffffffu, one.before, from, 32)) * tile_rows;
+  return Segment{from, first, __shfl_sync(0xffffffffu, one.end, from, 32), true};
 }
 
 // how many tiles there are from top to bottom, which all lanes of a warp ask for
-__device__ __forceinline__ unsigned tiles_of(const int* ends, long long rows) {
-  const Own own = own_segments(ends, rows);
+__device__ __forceinline__ unsigned tiles_of(const Own& own, long long rows) {
   const int last = __shfl_sync(0xffffffffu, own.end, 31, 32);
   return __shfl_sync(0xffffffffu, own.behind, 31, 32) + static_cast<unsigned>((rows - last + tile_rows - 1) / tile_rows);
 }
 
 // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-__device__ __forceinline__ Place place_of(int tile, int tiles_down, const int* ends, long long rows) {
+__device__ __forceinline__ Place place_of(int tile, int tiles_down, const int* ends, long long rows, Known& known) {
   Place at;
   const int first = tile / group_tiles * group;
   const int height = tiles_down - first < group ? tiles_down - first : group;
-  const Segment here = segment_of(ends, rows, first + tile % group_tiles % height);
+  const Segment here = segment_of(ends, rows, first + tile % group_tiles % height, known);
   at.row0 = static_cast<int>(here.row0);
   at.segment_end = static_cast<int>(here.end);
   at.segment = here.number;
@@ -223,6 +220,20 @@ __device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, un
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5}], [%2];"
       :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+// a box in shared memory on its way to the tensor's memory; what lies beyond the tensor is left out
+__device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned from, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+      :: "l"(&map), "r"(from), "r"(x), "r"(y) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// waits until all but the last Pending boxes of this thread have been read
+template <int Pending>
+__device__ __forceinline__ void wait_stores() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(Pending) : "memory");
 }
 
 // four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
@@ -283,6 +294,7 @@ moe_mlp_h(
     const __grid_constant__ CUtensorMap gate_map,
     const __grid_constant__ CUtensorMap up_map,
     const int* __restrict__ ends_ptr,
+    const __grid_constant__ CUtensorMap h_map,
     __nv_bfloat16* __restrict__ h_ptr,
     long long rows,
     long long h_stride)
@@ -295,6 +307,7 @@ moe_mlp_h(
   const unsigned full = left + barriers_at;
   const unsigned empty = full + 8 * stages;
   const unsigned pingpong = empty + 8 * stages;  // a barrier for each of the two consumer warpgroups
+  Place* const tile_places = reinterpret_cast<Place*>(shared + tile_places_at);  // of the tiles that slices of the ring begin
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       start_barrier(full + 8 * stage, 1);
@@ -305,7 +318,8 @@ moe_mlp_h(
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  const int tiles_down = static_cast<int>(tiles_of(ends_ptr, rows));
+  Known known{own_segments(ends_ptr, rows)};
+  const int tiles_down = static_cast<int>(tiles_of(known.own, rows));
   const int tiles = tiles_down * tiles_across;
   if (blockIdx.x >= tiles) return;  // the groups need fewer tiles
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; 1 and 2: consumers
@@ -316,8 +330,10 @@ moe_mlp_h(
       int stage = 0;
       unsigned parity = 1;  // of an empty ring
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const Place at = place_of(tile, tiles_down, ends_ptr, rows);
+        const Place at = place_of(tile, tiles_down, ends_ptr, rows, known);
         if (threadIdx.x == 0) {
+          wait_at(empty + 8 * stage, parity);
+          tile_places[stage] = at;  // for those who multiply: there when the tile's first slice is
           for (int step = 0; step < steps; ++step) {
             const unsigned arrived = full + 8 * stage;
             wait_at(empty + 8 * stage, parity);
@@ -356,10 +372,12 @@ moe_mlp_h(
         stage %= stages;
         continue;
       }
-      const Place at = place_of(tile, tiles_down, ends_ptr, rows);
-      const int row0 = at.row0 + warp * 16;  // the warp's first
-      wait_at(pingpong + 8 * own, pingpong_parity);
+      wait_at(pingpong + 8 * own, pingpong_parity);  // the slices that passed by have come
       pingpong_parity ^= 1;
+      wait_at(full + 8 * stage, parity);
+      const Place at = tile_places[stage];
+      __syncwarp();  // all lanes have read
+      const int row0 = at.row0 + warp * 16;  // the warp's first
       int before = 0;
       for (int step = 0; step < steps; ++step) {
         wait_at(full + 8 * stage, parity);
@@ -387,6 +405,13 @@ moe_mlp_h(
       #pragma unroll
       for (int i = 0; i < 2; ++i) fence_sums(sums[i]);
       if (lane == 0) arrive_at(empty + 8 * before);
+      if (!at.of_group) {  // whatever was multiplied
+        #pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          #pragma unroll
+          for (int j = 0; j < 64; ++j) sums[i][j] = 0.0f;
+        }
+      }
 
       #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -399,8 +424,8 @@ moe_mlp_h(
             float h_pair[2];
             #pragma unroll
             for (int j = 0; j < 2; ++j) {
-              const float x_times_gate = at.of_group ? sums[i][sum_at + j] : 0.0f;
-              const float x_times_up = at.of_group ? sums[i][sum_at + 32 + j] : 0.0f;
+              const float x_times_gate = sums[i][sum_at + j];
+              const float x_times_up = sums[i][sum_at + 32 + j];
               const float silu = x_times_gate * reciprocal(1.0f + exponential(-x_times_gate));
               const float h = silu * x_times_up;
               h_pair[j] = h;
@@ -411,27 +436,36 @@ moe_mlp_h(
         }
         {
           const unsigned buffer = staging + i % 2 * box_bytes;
-          __syncwarp();  // its last box has been read
+          const bool whole = row0 + i * 64 + 16 <= at.segment_end;  // of one group: else there is no store to come before its last rows'
+          if (lane == 0) whole ? wait_stores<1>() : wait_stores<0>();  // its last box has been read
+          __syncwarp();
           #pragma unroll
           for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
             store_matrices(
                 buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), h_words[n8][0], h_words[n8][1],
                 h_words[n8 + 1][0], h_words[n8 + 1][1]);
           }
-          __syncwarp();  // all lanes' pieces are there
-          #pragma unroll
-          for (int piece = lane; piece < 128; piece += 32) {  // 16 bytes of a row, which may not be the tile's
-            const int r = piece / 8;
-            const long long row = row0 + i * 64 + r;
-            const int col = at.col0 + piece % 8 * 8;
-            if (row < at.segment_end) {
-              store<8>(h_ptr + row * h_stride + col, load<8>(reinterpret_cast<const __nv_bfloat16*>(shared + (buffer - left)
-                  + r * line_bytes + (((piece % 8) ^ r % 8) << 4))));
+          if (whole) {
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+            __syncwarp();
+            if (lane == 0) store_box(h_map, buffer, at.col0, row0 + i * 64);
+          } else {
+            __syncwarp();  // all lanes' pieces are there
+            #pragma unroll
+            for (int piece = lane; piece < 128; piece += 32) {  // 16 bytes of a row, which may not be the tile's
+              const int r = piece / 8;
+              const long long row = row0 + i * 64 + r;
+              const int col = at.col0 + piece % 8 * 8;
+              if (row < at.segment_end) {
+                store<8>(h_ptr + row * h_stride + col, load<8>(reinterpret_cast<const __nv_bfloat16*>(shared + (buffer - left)
+                    + r * line_bytes + (((piece % 8) ^ r % 8) << 4))));
+              }
             }
+            __syncwarp();  // wgmma and stmatrix want whole warps
           }
-          __syncwarp();  // wgmma and stmatrix want whole warps
         }
       }
     }
+    if (lane == 0) wait_stores<0>();
   }
 }
