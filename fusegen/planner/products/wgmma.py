@@ -33,7 +33,15 @@ from typing import Literal
 
 from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Access, Summed
-from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile, ProductWork, Prologue
+from fusegen.planner.products.parts import (
+    InnerSegments,
+    Operand,
+    ProductPlan,
+    ProductTile,
+    ProductWork,
+    Prologue,
+    Segments,
+)
 from fusegen.planner.tile import LINE_BYTES, unusual
 from fusegen.targets.atoms import Atom
 
@@ -528,3 +536,21 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         most = (2**31 - 1) // (self.tiles_across * self.tile.split_k)
         most = max(0, most - self.segments.count - 1) if self.segments else most
         return most if self.batched else min(most * self.band, 2**31 - 2**12)
+
+
+def regime(
+    tile: WgmmaTile, products: int, line: int, segments: Segments | InnerSegments | None, gathers: bool
+) -> str:  # fmt: skip
+    each = f"{tile.rows}x{tile.cols // products}" + (f" of {products} products" if products > 1 else "")
+    pingpong = tile.schedule == "pingpong"
+    who = (
+        f"ping-pong: two consumer warpgroups, each with tiles of {each}"
+        if pingpong
+        else f"cooperative: two consumer warpgroups share tiles of {each}"
+    )
+    producer = f"a producer {tile.stages} slices of {line} ahead" + ", which finds rows by their index" * gathers
+    cluster = f", the right factor multicast in clusters of {tile.cluster}" if tile.cluster > 1 else ""
+    if tile.split_k > 1:
+        return f"{who}, {producer}; split-K by a cluster of {tile.split_k} blocks"
+    grouped = f"; {segments.text}" if segments else ""
+    return f"{who}, {producer}{cluster}; persistent blocks, {tile.group} rows of tiles at a time{grouped}"

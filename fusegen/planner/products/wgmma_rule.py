@@ -64,12 +64,10 @@ from fusegen.planner.products.output_groups import (
 from fusegen.planner.products.parts import (
     BlockScales,
     Contraction,
-    InnerSegments,
     Left,
     Operand,
     OutputGroup,
     Prologue,
-    Segments,
 )
 from fusegen.planner.products.product_cost import product_rounding, tiles_down
 from fusegen.planner.products.wgmma import (
@@ -80,6 +78,7 @@ from fusegen.planner.products.wgmma import (
     WgmmaTile,
     WgmmaWork,
     box_cols,
+    regime,
     vector_bytes,
 )
 from fusegen.planner.products.wgmma_cost import estimate
@@ -588,21 +587,3 @@ class WgmmaDraft(ProductDraft):
 def in_turn(part: Load | Store) -> tuple[bool, bool]:
     """In the order of a body: what is read ahead of the sums, what tensor copies move, and the rest by pairs."""
     return not (isinstance(part, Load) and part.when == "ahead"), part.transport not in BOXED
-
-
-def regime(
-    tile: WgmmaTile, products: int, line: int, segments: Segments | InnerSegments | None, gathers: bool
-) -> str:  # fmt: skip
-    each = f"{tile.rows}x{tile.cols // products}" + (f" of {products} products" if products > 1 else "")
-    pingpong = tile.schedule == "pingpong"
-    who = (
-        f"ping-pong: two consumer warpgroups, each with tiles of {each}"
-        if pingpong
-        else f"cooperative: two consumer warpgroups share tiles of {each}"
-    )
-    producer = f"a producer {tile.stages} slices of {line} ahead" + ", which finds rows by their index" * gathers
-    cluster = f", the right factor multicast in clusters of {tile.cluster}" if tile.cluster > 1 else ""
-    if tile.split_k > 1:
-        return f"{who}, {producer}; split-K by a cluster of {tile.split_k} blocks"
-    grouped = f"; {segments.text}" if segments else ""
-    return f"{who}, {producer}{cluster}; persistent blocks, {tile.group} rows of tiles at a time{grouped}"
