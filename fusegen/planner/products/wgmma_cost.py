@@ -62,7 +62,7 @@ HOT_COOPERATIVE_FACTOR = 1.04  # and there larger tiles, cooperative take more o
 # In groups of rows more still: of 4 to 512 groups and a K of 4096 to 8192, 13 pairs of plans, cooperative tiles took
 # 1.00 to 1.05 of what was said next to ping-pong ones, 1.02 in the mean; of a K up to 3072 0.98 to 1.01. GLM-5's
 # gate and up with SwiGLU, 1024 rows of each of 256 experts, took 20.5 ms so and 19.9 ping-pong, as one product 19.6 and
-# 19.8. All of these took 1.14 to 1.2 of their estimates, whose constants are from shorter runs: launches of 10 ms hold
+# 19.8. All of these took 1.14 to 1.25 of their estimates, whose constants are from shorter runs: launches of 10 ms hold
 # the clock lower, of all plans alike, and none of that is in here (docs/grouped.md, "How it runs").
 HOT_GROUPED_COOPERATIVE_FACTOR = 1.053
 # ---- a left factor by way of registers. In tiles of 256 columns 4096 x 6144 x 4096 took, of the bare product's time,
