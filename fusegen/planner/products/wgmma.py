@@ -519,7 +519,8 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     def uneven_boxes(self) -> bool:
         """Does a warp store an odd number of boxes of a tile, and then those of another one? The buffers take turns."""
         counts = {self.tile.parts * self.chunks * len(output_group.boxes) for output_group in self.output_groups}
-        return self.tile.split_k == 1 and any(count % self.tile.buffers for count in counts)
+        by_lanes = self.segments and self.promote  # lanes alone store them
+        return self.tile.split_k == 1 and not by_lanes and any(count % self.tile.buffers for count in counts)
 
     @property
     def brought(self) -> int:

@@ -549,6 +549,8 @@ class WgmmaDraft(ProductDraft):
     def is_mapped(self, access: Access) -> bool:
         if access.tensor in self.factors:
             return access.gathered is None
+        if self.by_rows(access) and self.promote(self.atom):  # whose sums leave no registers for both ways
+            return False
         return self.is_boxed(access)
 
     def is_boxed(self, access: Access) -> bool:
