@@ -520,14 +520,12 @@ class Graph:
 
 
 def factor_kind(node: Node, storage: Mapping[Node, DType]) -> DType:
-    """The type of one factor: of an operand its own, of a cast what it casts to, of another value that of what it is
-    made from in its whole shape: scales and gains of another type do not change it. What is scattered is of its
-    operand's type, whose memory it lies in."""
-    source = shown_by(node)
-    if source.op.kind is Kind.SCATTER:
+    """The type of one factor: of an operand its own, of a cast and of its rows what it casts to, of another value that
+    of what it is made from in its whole shape: scales and gains of another type do not change it. What is scattered is
+    of its operand's type, whose memory it lies in."""
+    if (source := shown_by(node)).op.kind is Kind.SCATTER:
         return storage[source.inputs[0]]
-    if source.op.name in ROWS_AT:  # rows of what is cast are of the cast's type
-        source = shown_by(source.inputs[0])
+    source = shown_by(source.inputs[0]) if source.op.name in ROWS_AT else source
     if source.op.name in FITTED:
         return FITTED[source.op.name]
     if has_type(node):

@@ -135,7 +135,8 @@ class Attention(Draft):
             keys = s.value.shape[-1]
             relative = (1 + moved) * (1 + ROUNDING[self.stored]) - 1 + 4 * EPS * (keys + 64)
             whole = size_of(v.value)
-            error = np.matmul(p * relative, whole) + SMALLEST[self.stored] * whole.sum(-2, keepdims=True)
+            least = SMALLEST[self.stored] * np.maximum(kept, np.ones_like(p))  # dropout's factor comes behind rounding
+            error = np.matmul(p * relative, whole) + np.matmul(least, whole)
             error = error + np.matmul((p == 0) & (s.value > -INF), whole) * 2.0**-100
             value = np.matmul(p, v.value)
         lost = np.isinf(s.error).any(-1, keepdims=True) | (moved > 1e3).any(-1, keepdims=True)
