@@ -65,6 +65,11 @@ HOT_COOPERATIVE_FACTOR = 1.04  # and there larger tiles, cooperative take more o
 # 19.8. All of these took 1.14 to 1.25 of their estimates, whose constants are from shorter runs: launches of 10 ms hold
 # the clock lower, of all plans alike, and none of that is in here (docs/grouped.md, "How it runs").
 HOT_GROUPED_COOPERATIVE_FACTOR = 1.053
+# Where groups are of different lengths, as routers make them, ping-pong blocks of a long K lose one another in launches
+# of 10 ms: of 128 to 512 experts, groups 0.7 to 1.3 times as long as their mean, they took 16 to 51 ms next to 14 to 35
+# of cooperative ones, and 30 % more or less from run to run; of equally long groups up to 3 % less. Of 4 and 8 experts
+# (1 to 5 ms), and of a K up to 3072, ping-pong stays the faster one.
+APART_US, APART_K, APART_FACTOR = 8000.0, 4096, 1.08
 # ---- a left factor by way of registers. In tiles of 256 columns 4096 x 6144 x 4096 took, of the bare product's time,
 # 1.00 behind an RMSNorm without a gain, 1.02 with one of the factor's type and 1.07 with one of f32, 1.05 behind a
 # bias, 1.75 behind a bias and GELU. Narrow ones wait for what is prepared.
@@ -178,6 +183,7 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
     if time > HOT_US:
         cooperative = HOT_GROUPED_COOPERATIVE_FACTOR if work.segments else HOT_COOPERATIVE_FACTOR
         time *= HOT_FACTOR if turns else HOT_FACTOR * cooperative
+        time *= APART_FACTOR if turns and work.segments and work.k >= APART_K and time > APART_US else 1.0
         time *= INNER_HOT_FACTOR if work.inner_segments and tile.cols >= INNER_WIDE_COLS else 1.0
     if tile.cluster > 1:
         time = CLUSTER_US + time * (CLUSTERS_F32_FACTOR if f32_factors else CLUSTERS_FACTOR)
