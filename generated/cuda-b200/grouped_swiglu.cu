@@ -470,7 +470,8 @@ grouped_swiglu(
           }
           {
             const unsigned buffer = staging + chunk % 2 * box_bytes;
-            const bool whole = row0 + i * 16 + 16 <= at.segment_end;  // of one group: else there is no store to come before its last rows'
+            // is the box of one group? Lanes store others, which wait_stores doesn't count: none may be on its way then
+            const bool whole = row0 + i * 16 + 16 <= at.segment_end;
             if (lane == 0) whole ? wait_stores<1>() : wait_stores<0>();  // its last box has been read
             __syncwarp();
             #pragma unroll

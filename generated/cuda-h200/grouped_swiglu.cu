@@ -72,7 +72,7 @@ constexpr int box_bytes = 16 * line_bytes;  // that a warp stores at once
 // bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
 constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
 constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
-constexpr int tile_places_at = 229504;
+constexpr int tile_places_at = 229504;  // behind all else
 
 // how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
 struct alignas(64) CUtensorMap {
@@ -148,7 +148,7 @@ __device__ __forceinline__ int lanes_of(bool says) {
 }
 
 // the group of tile `number`, counted from the top, that all lanes of a warp ask for
-__device__ __forceinline__ Segment segment_of(const int* ends, long long rows, unsigned number, Known& known) {
+__device__ __forceinline__ Segment segment_of(long long rows, unsigned number, const Known& known) {
   const Own& own = known.own;
   const int owner = lanes_of(own.behind <= number);  // behind the lanes all whose groups lie above the tile
   if (owner == 32) {  // below all groups
@@ -156,11 +156,9 @@ __device__ __forceinline__ Segment segment_of(const int* ends, long long rows, u
     const unsigned over = number - __shfl_sync(0xffffffffu, own.behind, 31, 32);
     return Segment{segments - 1, last + static_cast<long long>(over) * tile_rows, rows, false};
   }
-  const Own& one = own;
-  const int from = owner;
-  const long long first = __shfl_sync(0xffffffffu, one.begin, from, 32)
-      + static_cast<long long>(number - __shfl_sync(0xffffffffu, one.before, from, 32)) * tile_rows;
-  return Segment{from, first, __shfl_sync(0xffffffffu, one.end, from, 32), true};
+  const long long first = __shfl_sync(0xffffffffu, own.begin, owner, 32)
+      + static_cast<long long>(number - __shfl_sync(0xffffffffu, own.before, owner, 32)) * tile_rows;
+  return Segment{owner, first, __shfl_sync(0xffffffffu, own.end, owner, 32), true};
 }
 
 // how many tiles there are from top to bottom, which all lanes of a warp ask for
@@ -170,11 +168,11 @@ __device__ __forceinline__ unsigned tiles_of(const Own& own, long long rows) {
 }
 
 // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-__device__ __forceinline__ Place place_of(int tile, int tiles_down, const int* ends, long long rows, Known& known) {
+__device__ __forceinline__ Place place_of(int tile, int tiles_down, long long rows, const Known& known) {
   Place at;
   const int first = tile / group_tiles * group;
   const int height = tiles_down - first < group ? tiles_down - first : group;
-  const Segment here = segment_of(ends, rows, first + tile % group_tiles % height, known);
+  const Segment here = segment_of(rows, first + tile % group_tiles % height, known);
   at.row0 = static_cast<int>(here.row0);
   at.segment_end = static_cast<int>(here.end);
   at.segment = here.number;
@@ -333,7 +331,7 @@ grouped_swiglu(
       int stage = 0;
       unsigned parity = 1;  // of an empty ring
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const Place at = place_of(tile, tiles_down, ends_ptr, rows, known);
+        const Place at = place_of(tile, tiles_down, rows, known);
         if (threadIdx.x == 0) {
           wait_at(empty + 8 * stage, parity);
           tile_places[stage] = at;  // for those who multiply: there when the tile's first slice is
@@ -439,7 +437,8 @@ grouped_swiglu(
         }
         {
           const unsigned buffer = staging + i % 2 * box_bytes;
-          const bool whole = row0 + i * 64 + 16 <= at.segment_end;  // of one group: else there is no store to come before its last rows'
+          // is the box of one group? Lanes store others, which wait_stores doesn't count: none may be on its way then
+          const bool whole = row0 + i * 64 + 16 <= at.segment_end;
           if (lane == 0) whole ? wait_stores<1>() : wait_stores<0>();  // its last box has been read
           __syncwarp();
           #pragma unroll

@@ -64,8 +64,9 @@ class CopySpeller(ProductWords):
         place = self.tile_place("int")
         down = place.down if self.plan.tiles_across == 1 else f"({place.down})"
         if self.plan.segments:
+            ends, known = "ends, " * self.reads_ends, ", known" * self.plan.keeps_groups
             first = [
-                f"const Segment here = segment_of(ends, rows, {place.down}{', known' * self.plan.keeps_groups});",
+                f"const Segment here = segment_of({ends}rows, {place.down}{known});",
                 "at.row0 = static_cast<int>(here.row0);",
                 "at.segment_end = static_cast<int>(here.end);",
                 "at.segment = here.number;",
@@ -77,6 +78,11 @@ class CopySpeller(ProductWords):
         if tile.cluster > 1:
             lines.append("at.row0 += __clusterRelativeBlockRank() * tile_rows;")
         return [*lines, *self.inner_segment()]
+
+    @property
+    def reads_ends(self) -> bool:
+        """Is a tile's group found by a look at where groups end? A lane of one group keeps that."""
+        return not self.plan.keeps_groups or self.plan.groups_a_lane > 1
 
     def inner_segment(self) -> list[str]:
         """Which part of K the tile's group has, and how many slices that is. Their compiler is told that a warp's lanes
@@ -98,8 +104,10 @@ class CopySpeller(ProductWords):
         parameters = [f", {ctype} {name}" for name, ctype in told.items()]
         arguments = [f", {name}" for name in told]
         if plan.segments:
-            parameters.append(f", const int* ends, long long rows{', Known& known' * plan.keeps_groups}")
-            arguments.append(f", {self.pointers[plan.segments.ends.tensor]}, rows{', known' * plan.keeps_groups}")
+            ends = f", {self.pointers[plan.segments.ends.tensor]}" * self.reads_ends
+            known = f", {'' if self.reads_ends else 'const '}Known& known" * plan.keeps_groups
+            parameters.append(f"{', const int* ends' * self.reads_ends}, long long rows{known}")
+            arguments.append(f"{ends}, rows{', known' * plan.keeps_groups}")
         if inner := plan.inner_segments:
             parameters.append(f", const int* ends, long long {inner.total}")
             arguments.append(f", {self.pointers[inner.ends.tensor]}, {inner.total}")

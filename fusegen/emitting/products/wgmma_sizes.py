@@ -49,7 +49,7 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
         ),
         f"constexpr int barriers_at = staging_at + {tile.storing_warps} * {tile.buffers} * {box};",
         *vectors(plan),
-        *([f"constexpr int tile_places_at = {plan.places_at};"] if plan.place_bytes else []),
+        *([f"constexpr int tile_places_at = {plan.places_at};  // behind all else"] if plan.place_bytes else []),
     ]
 
 

@@ -50,7 +50,10 @@ class ProductWords(Dialect):
             **{name: functions[name][0] for name in ("shuffle_up", "ballot", "popcount")},
             "of_lane": {name: of(name, "from", warp) for name in ("group", "row0", "end")},
             "of_own": {name: of(f"own.{name}", "from", warp) for name in ("begin", "before")},
-            "of_one": {name: of(f"one.{name}", "from", warp) for name in ("begin", "before", "end")},
+            "of_one": {
+                name: of(f"one.{name}", "from", warp) if lanes > 1 else of(f"own.{name}", "owner", warp)
+                for name in ("begin", "before", "end")
+            },
             "of_last": {name: of(f"own.{name}", warp - 1, warp) for name in ("behind", "end")},
             "unroll_lanes": f"{UNROLL} 2",  # of more the compiler keeps all ends, and spills
         }
