@@ -339,13 +339,14 @@ def test_a_prepared_call_says_where_the_result_lies() -> None:
 
 
 @pytest.mark.parametrize(("name", "sizes", "best"), [
-    ("grouped_gemm", {"T": 524288, "N": 2048, "K": 4096, "E": 512}, "pingpong 128x128"),
+    ("grouped_gemm", {"T": 524288, "N": 2048, "K": 4096, "E": 512}, "cooperative 128x256"),
     ("grouped_gemm", {"T": 262144, "N": 6144, "K": 2048, "E": 256}, "pingpong 128x128"),
     ("grouped_gemm", {"T": 131072, "N": 5120, "K": 8192, "E": 128}, "cooperative 128x256"),
-    ("grouped_swiglu", {"T": 262144, "N": 2048, "K": 6144, "E": 256}, "pingpong 128x128"),
+    ("grouped_gemm", {"T": 32768, "N": 4096, "K": 4096, "E": 8}, "pingpong 128x128"),
+    ("grouped_swiglu", {"T": 262144, "N": 2048, "K": 6144, "E": 256}, "cooperative 128x256"),
 ])  # fmt: skip
 def test_the_choice_is_the_best_one_measured(name: str, sizes: dict[str, int], best: str) -> None:
-    """On an H200, 1024 rows an expert. By 16 rows of tiles at a time no tile was faster beyond noise."""
+    """On an H200, groups 0.7 to 1.3 times as long as the mean."""
     found = [p for p in plans(SHIPPED[name].graph.at(**sizes)) if p.tile.cluster == 1]
     first = min(found, key=lambda p: p.cost.time_us)
     assert f"{first.tile.schedule} {first.tile.rows}x{first.tile.cols}" == best
