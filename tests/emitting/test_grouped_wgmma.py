@@ -180,7 +180,7 @@ BROKEN = {
     "the last group's rows are of none": ("s < segments ?", "s < segments - 1 ?"),
     "a lane's first group begins at 0": ("own.begin = lane > 0 ? others_end : 0", "own.begin = 0"),
     "tiles of the groups before are not counted": ("if (lane >= step) own.behind += other;", ""),
-    "the lane behind the tile's": ("const int from = owner;", "const int from = (owner + 1) % 32;"),
+    "the lane behind the tile's": ("own.begin, owner, 32", "own.begin, (owner + 1) % 32, 32"),
     "a tile's place is told where another's is read": (
         "wait_at(empty + 8 * stage, parity);\n          tile_places", "tile_places"
     ),
