@@ -12,7 +12,8 @@ commit 05d0557a, all groups equally long: `--even`), and what it said of itself,
 grouped_swiglu has the same products, of two weights with half the columns each; the others don't fuse it.
 
 Each contender is right before it is timed: apart from torch's result by bf16's rounding, and that from a sum in f32
-at some of the experts. One stopwatch, L2 cold, one of each by turns; medians, TFLOP/s of the rows that there are.
+at some of the experts. One stopwatch, L2 cold, one of each by turns, each turn in an order of its own; medians, TFLOP/s
+of the rows that there are.
 DeepGEMM gets each group at a multiple of 128 rows, as it wants them, and decode in its masked form. Run from the
 repository root on an NVIDIA GPU, with torch.
 """
@@ -93,7 +94,7 @@ DECODE = (
 KINDS = {"prefill": PREFILL, "deepgemm": DEEPGEMM, "decode": DECODE}
 ALIGNED = 128  # rows that DeepGEMM wants a group to begin at multiples of
 MASKED = 64  # and, of few, room for so many
-SECONDS = 0.12  # of launches of one contender
+SECONDS = 0.2  # of launches of one contender
 CHUNK = 1 << 16  # rows that are compared at a time
 MOST_APART = 0.02  # of the largest value: two roundings to bf16, of f32 sums in other orders
 MOST_LOST = 0.01  # of the root of the mean square
@@ -304,8 +305,8 @@ def measure(
             print(f"  {contender.name} {contender.note}: {type(error).__name__}: {str(error)[:200]}", flush=True)
     del law
     flops = 2 * len(x) * shape.cols * shape.k
-    repeats = max(3, min(15, int(SECONDS * 6e14 / flops)))
-    timings = watch.time_together([[c.launch] for c in right], repeats, warmup=1 if flops > 5e12 else 3)
+    repeats = max(7, min(15, int(SECONDS * 6e14 / flops)))
+    timings = watch.time_together([[c.launch] for c in right], repeats, warmup=1 if flops > 5e12 else 3, shuffled=True)
     row = Row(kind, shape, len(x), wanted.even)
     read = sum(n > 0 for n in rows) * shape.cols * shape.k * 2
     print(f"{kind}: {shape.text}, {len(x)} rows{', all groups equal' * wanted.even}; "

@@ -21,6 +21,7 @@ own operators are timed by the same clock. Rates are bytes per µs, which is MB/
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,13 +111,21 @@ class Stopwatch:
         return self.time_together([launches], repeats, warmup)[0]
 
     def time_together(
-        self, contenders: Sequence[Sequence[Launch]], repeats: int = REPEATS, warmup: int = WARMUP
+        self,
+        contenders: Sequence[Sequence[Launch]],
+        repeats: int = REPEATS,
+        warmup: int = WARMUP,
+        *,
+        shuffled: bool = False,
     ) -> tuple[Timing, ...]:
         """The same of several contenders, each with launches of its own: one of each by turns, `repeats` times.
 
         Matrix products run at what the power limit leaves of the clock, which moves by a tenth within milliseconds:
         what is to be compared has to be timed side by side. On an H200 two kernels were 0.9 to 1.3 % apart so, in four
         runs, and 1.3 to 4.7 % where 15 launches of one came behind 15 of the other.
+
+        `shuffled`: each turn in an order of its own, the same in every run. It is for launches of milliseconds, which
+        find the clock as the one before leaves it; short ones would no longer meet all numbers of launches alike.
         """
         fewest = min(map(len, contenders), default=0)
         if not fewest or repeats < 1:
@@ -134,7 +143,9 @@ class Stopwatch:
         marks = self.take_events(2 * repeats * len(contenders))
         for number in range(repeats):
             self.flush(number % 2)
-            for place, launches in enumerate(contenders):
+            places = range(len(contenders))
+            for place in random.Random(number).sample(places, len(places)) if shuffled else places:
+                launches = contenders[place]
                 first = 2 * (number * len(contenders) + place)
                 self.flush(fills)
                 self.device.mark(marks[first], STREAM)

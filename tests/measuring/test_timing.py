@@ -87,6 +87,19 @@ def test_what_is_compared_takes_turns() -> None:
     assert [word for word in gpu.asked[6:] if word in "abc"] == ["a", "c", "b", "c"]
 
 
+def test_turns_may_be_shuffled() -> None:
+    gpu = PretendGpu()
+    watch = Stopwatch(gpu)
+    gpu.asked.clear()
+    each = [[lambda stream, word=word, us=us: gpu.work(word, us)] for word, us in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
+    timings = watch.time_together(each, repeats=8, warmup=1, shuffled=True)
+    assert [timing.us for timing in timings] == [(us,) * 8 for us in (1.0, 2.0, 3.0)]  # whose time is whose
+    words = "".join(word for word in gpu.asked[6:] if word in "abc")
+    turns = [words[at : at + 3] for at in range(0, 24, 3)]
+    assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
+    assert {turn[0] for turn in turns} == {"a", "b", "c"}  # each comes first in some turn
+
+
 def test_a_slow_host_gets_a_longer_fill() -> None:
     gpu = PretendGpu()
     watch = Stopwatch(gpu)

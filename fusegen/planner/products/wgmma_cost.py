@@ -69,7 +69,8 @@ HOT_GROUPED_COOPERATIVE_FACTOR = 1.053
 # 10 ms: of 128 to 512 experts, groups 0.7 to 1.3 times as long as their mean, they took 16 to 51 ms next to 14 to 39
 # of cooperative ones, and spread over up to 43 % from the 10th to the 90th percentile, those over up to 22; of equally
 # long groups they took up to 3 % less. Of 4 and 8 experts (1 to 5 ms), and of a K up to 3072, ping-pong stays the
-# faster one. Why has not been found; that blocks drift apart, and no longer share the L2 cache, is a guess.
+# faster one. Blocks drift apart, and no longer share lines in the L2 cache: made to wait for one another at each tile,
+# ping-pong ones of 4096 rows an expert took 77 ms for 135, by 16 rows of tiles (docs/grouped.md, "How it runs").
 APART_US, APART_K, APART_FACTOR = 8000.0, 4096, 1.08
 # ---- a left factor by way of registers. In tiles of 256 columns 4096 x 6144 x 4096 took, of the bare product's time,
 # 1.00 behind an RMSNorm without a gain, 1.02 with one of the factor's type and 1.07 with one of f32, 1.05 behind a
