@@ -203,20 +203,6 @@ __device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, un
       :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
 }
 
-// a box in shared memory on its way to the tensor's memory; what lies beyond the tensor is left out
-__device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned from, int x, int y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
-      :: "l"(&map), "r"(from), "r"(x), "r"(y) : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// waits until all but the last Pending boxes of this thread have been read
-template <int Pending>
-__device__ __forceinline__ void wait_stores() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(Pending) : "memory");
-}
-
 // four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
 __device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
@@ -306,7 +292,6 @@ grouped_swiglu(
     const __grid_constant__ CUtensorMap w_gate_map,
     const __grid_constant__ CUtensorMap w_up_map,
     const int* __restrict__ ends_ptr,
-    const __grid_constant__ CUtensorMap out_map,
     __nv_bfloat16* __restrict__ out_ptr,
     long long rows,
     long long out_stride)
@@ -470,9 +455,6 @@ grouped_swiglu(
           }
           {
             const unsigned buffer = staging + chunk % 2 * box_bytes;
-            // is the box of one group? Lanes store others, which wait_stores doesn't count: none may be on its way then
-            const bool whole = row0 + i * 16 + 16 <= at.segment_end;
-            if (lane == 0) whole ? wait_stores<1>() : wait_stores<0>();  // its last box has been read
             __syncwarp();
             #pragma unroll
             for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
@@ -480,29 +462,22 @@ grouped_swiglu(
                   buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
                   out_words[n8 + 1][0], out_words[n8 + 1][1]);
             }
-            if (whole) {
-              asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
-              __syncwarp();
-              if (lane == 0) store_box(out_map, buffer, at.col0 + chunk * 64, row0 + i * 16);
-            } else {
-              __syncwarp();  // all lanes' pieces are there
-              #pragma unroll
-              for (int piece = lane; piece < 128; piece += 32) {  // 16 bytes of a row, which may not be the tile's
-                const int r = piece / 8;
-                const long long row = row0 + i * 16 + r;
-                const int col = at.col0 + chunk * 64 + piece % 8 * 8;
-                if (row < at.segment_end) {
-                  store<8>(out_ptr + row * out_stride + col, load<8>(reinterpret_cast<const __nv_bfloat16*>(shared + (buffer - left)
-                      + r * line_bytes + (((piece % 8) ^ r % 8) << 4))));
-                }
+            __syncwarp();  // all lanes' pieces are there
+            #pragma unroll
+            for (int piece = lane; piece < 128; piece += 32) {  // 16 bytes of a row, which may not be the tile's
+              const int r = piece / 8;
+              const long long row = row0 + i * 16 + r;
+              const int col = at.col0 + chunk * 64 + piece % 8 * 8;
+              if (row < at.segment_end) {
+                store<8>(out_ptr + row * out_stride + col, load<8>(reinterpret_cast<const __nv_bfloat16*>(shared + (buffer - left)
+                    + r * line_bytes + (((piece % 8) ^ r % 8) << 4))));
               }
-              __syncwarp();  // wgmma and stmatrix want whole warps
             }
+            __syncwarp();  // wgmma and stmatrix want whole warps
           }
         }
       }
     }
-    if (lane == 0) wait_stores<0>();
   }
 
   // tensor memory goes back once all sums have been taken

@@ -38,7 +38,7 @@ class StoreSpeller(CodesSpeller):
             coordinates = [f"{self.col0} + chunk * {self.plan.box_cols}", f"row0 + i * {self.tile.part_rows}"]
             if self.plan.moves_with_batch(access):
                 coordinates.append("at.batch")
-            if store.transport in BOXED and not (store.transport == "rows" and self.plan.promote):
+            if store.transport in BOXED and not (store.transport == "rows" and self.plan.lanes_store):
                 self.moved.add(("store_box", len(coordinates)))
             buffer = "buffer" if number else "staging"
             found.append(
@@ -68,7 +68,7 @@ class StoreSpeller(CodesSpeller):
             "pieces": self.tile.box_rows * across,
             "across": across,
             "row0": row0,
-            "whole": "" if self.plan.promote else whole,
+            "whole": "" if self.plan.lanes_store else whole,
             "guard": all_of("inside" * bool(self.inside), self.inside_row, self.inside_col(output_group)),
             "call": f"{self.moving('store', access)}<8>({self.at(access, 'col')}, load<8>({at}));",
         }

@@ -111,6 +111,11 @@ class Tcgen05Plan(WgmmaPlan):
         return self.steps > 1
 
     @property
+    def lanes_store(self) -> bool:
+        """Of several products besides: with tensor copies too gate and up spilled 12 bytes (NVRTC 13.5)."""
+        return bool(self.segments and self.products > 1)
+
+    @property
     def configuration(self) -> str:
         """`tcgen05 128x256 4`: rule, a block's tile, stages; then each choice that is not the usual one."""
         t = self.tile

@@ -99,6 +99,10 @@ class Tcgen05Draft(WgmmaDraft):
             return False
         return width // tile.cluster % LINE_ELEMENTS == 0 or all(right.along for right in self.rights.values())
 
+    @property
+    def lanes_store(self) -> bool:
+        return bool(self.segments and self.together > 1)
+
     def cost(self, work: WgmmaWork) -> Cost:
         return estimate(work)
 

@@ -411,6 +411,11 @@ class WgmmaDraft(ProductDraft):
             return "rows"
         return "tensor" if self.is_mapped(access) else "plain"
 
+    @property
+    def lanes_store(self) -> bool:
+        """As plans say it."""
+        return bool(self.segments and self.promote(self.atom))
+
     def by_rows(self, access: Access) -> bool:
         """Do lanes store some rows of its boxes?"""
         return access.output and self.segments is not None and self.is_boxed(access)
@@ -549,7 +554,7 @@ class WgmmaDraft(ProductDraft):
     def is_mapped(self, access: Access) -> bool:
         if access.tensor in self.factors:
             return access.gathered is None
-        if self.by_rows(access) and self.promote(self.atom):  # whose sums leave no registers for both ways
+        if self.by_rows(access) and self.lanes_store:
             return False
         return self.is_boxed(access)
 
