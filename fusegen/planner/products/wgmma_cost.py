@@ -175,13 +175,12 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
     turns, f32_factors = tile.schedule == "pingpong", work.dtype is f32
     slower = PINGPONG_F32_FACTOR if turns and f32_factors else narrow_factor(work) if work.dtype.narrow else 1.0
     slower *= inner_factor(work)
-    time = rounds * products * slower + epilogue if turns else rounds * (products * slower + epilogue)
-    if any(
-        found.access.strided and found.transport == "plain"
-        for output_group in work.output_groups
-        for found in output_group.loads
-    ):
-        time += LOADED_US
+    loads = (load for output_group in work.output_groups for load in output_group.loads)
+    loaded = LOADED_US if any(load.access.strided and load.transport == "plain" for load in loads) else 0.0
+    if turns:  # a group multiplies while the other one makes something of its sums
+        time = rounds * max(products * slower, (products * slower + epilogue + loaded) / 2) + epilogue + loaded
+    else:
+        time = rounds * (products * slower + epilogue) + loaded
     if time > HOT_US:
         cooperative = HOT_GROUPED_COOPERATIVE_FACTOR if work.segments else HOT_COOPERATIVE_FACTOR
         time *= HOT_FACTOR if turns else HOT_FACTOR * cooperative

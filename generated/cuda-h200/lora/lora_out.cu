@@ -2,15 +2,13 @@
 // out of lora.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     ping-pong: two consumer warpgroups, each with tiles of 128x128, a producer 6 slices of 64
-//          ahead; persistent blocks, 8 rows of tiles at a time
+// tile     32 x 64 tiles of 2 warps, slices of 64 in a ring of 4
 // traffic  100.9 MB moved, 100.9 MB ideal, 168.0 MB with products apart, 235.1 MB unfused in 3 launches
 // floor    21.0 us at 4.8 TB/s; memory-bound at 5.32 flop/B
 // rounding out to bf16 when stored; f32 between
-// needs    N=4096, R=16; rows of all operands next to each other; x_times_a, b, out: address and
-//          strides in multiples of 16 B; x_times_w: address and strides in multiples of 8 B
-// launch   begins while the kernels before it run, and waits for them behind its barriers and the first
-//          slice of b
+// needs    N=4096, R=16; rows of all operands next to each other; x_times_a, b, x_times_w, out: address
+//          and strides in multiples of 16 B
+// launch   begins while the kernels before it run, and waits for them behind the first slice of b
 
 #include <cuda_bf16.h>
 
@@ -26,306 +24,232 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
 }
 
-// a tile, the slices of the depth that are summed one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 128, tile_k = 64, stages = 6;
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 32, tile_cols = 64, tile_k = 64, stages = 4;
 constexpr int steps = 1;
-constexpr int tiles_across = 32;
+constexpr int warp_cols = 32;  // of a tile
+constexpr int tiles_across = 64;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
-constexpr int warpgroup = 128;  // threads
-// bytes of a line of shared memory, and of slices
-constexpr int line_bytes = 128;
-constexpr int segment_bytes = 64 * line_bytes;
-constexpr int left_bytes = tile_rows * line_bytes, right_bytes = tile_cols * line_bytes;
-constexpr int slice_bytes = left_bytes + right_bytes;
-constexpr int box_bytes = 16 * line_bytes;  // that a warp stores at once
-// bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
-constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
-constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
+constexpr int full_k = 16;
+// elements from the start of a slice to the right factor, and to its end
+constexpr int b_at = tile_rows * tile_k;
+constexpr int slice_elements = b_at + tile_cols * tile_k;
+constexpr int slice_bytes = 2 * slice_elements;
+constexpr int at_once = 64 * 8;  // elements that the threads copy at once
 
-// how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
-struct alignas(64) CUtensorMap {
-  unsigned long long opaque[16];
-};
-
-// where a tile lies: its first row and column
-struct Place {
-  int row0, col0;
-};
-
-// 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-__device__ __forceinline__ Place place_of(int tile, int tiles_down) {
-  Place at;
-  const int first = tile / group_tiles * group;
-  const int height = tiles_down - first < group ? tiles_down - first : group;
-  at.row0 = (first + tile % group_tiles % height) * tile_rows;
-  at.col0 = tile % group_tiles / height * tile_cols;
-  return at;
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
+// 8 rows of one column of chunks lie in different banks
+template <int Chunks>
+__device__ __forceinline__ int place(int row, int k) {
+  constexpr int period = Chunks < 8 ? Chunks : 8;
+  const int xor_mask = row / (8 / period) % period;
+  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
-__device__ __forceinline__ void start_barrier(unsigned barrier, unsigned arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+// 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
+template <int Width, typename T>
+__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
+  if constexpr (Width == 8) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        :: "r"(to), "l"(from), "r"(count * 2) : "memory");
+  } else {
+    #pragma unroll
+    for (int j = 0; j < 8; j += Width) {
+      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+          :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
+    }
+  }
 }
 
-// waits for the end of the phase with that parity
-__device__ __forceinline__ void wait_at(unsigned barrier, unsigned parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra finished;\n"
-      "bra again;\n"
-      "finished:\n"
-      "}\n"
-      :: "r"(barrier), "r"(parity) : "memory");
+// the copies since the last call become one group
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-__device__ __forceinline__ void arrive_at(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
-}
-
-// arrives, and lets the phase end when so many bytes are there as well
-__device__ __forceinline__ void expect_bytes(unsigned barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
-}
-
-// the box of a tensor at x, y on its way to shared memory; beyond the tensor it is zeros
-__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4}], [%2];"
-      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
-}
-
-// a box in shared memory on its way to the tensor's memory; what lies beyond the tensor is left out
-__device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned from, int x, int y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
-      :: "l"(&map), "r"(from), "r"(x), "r"(y) : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// waits until all but the last Pending boxes of this thread have been read
+// waits for the thread's own groups, all but the last Pending
 template <int Pending>
-__device__ __forceinline__ void wait_stores() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(Pending) : "memory");
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
 }
 
-// four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
-__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+// four matrices of 8 x 16 bytes, from the rows whose places the lanes give
+__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
 
-// what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
-__device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
-  constexpr unsigned address_bits = 0x3ffff;
-  return layout | (address & address_bits) >> 4;
-}
-
-// sums of 64 x 128 elements: the product of two matrices, 16 along K, added to what they were or put in its place
+// sums += right^T left^T, 16 columns by 8 rows
 __device__ __forceinline__ void multiply_add(
-    float (&sums)[64], unsigned long long left, unsigned long long right, bool add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred add;\n"
-      "setp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, add, 1, 1, 0, 0;\n"
-      "}\n"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
-        "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
-        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
-        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
-        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
-        "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
-        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
-        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
-        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
-        "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
-        "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
-        "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
-        "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
-        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
-        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
-        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
-      : "l"(left), "l"(right), "r"(static_cast<int>(add)));
+    float (&sums)[4], const unsigned (&right)[4], unsigned left_0, unsigned left_1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
 }
 
-// no instruction, but what uses the sums stays behind it: the compiler doesn't know that wgmma writes them until then
-__device__ __forceinline__ void fence_sums(float (&sums)[64]) {
-  #pragma unroll
-  for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sums[i]));
-}
-
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __launch_bounds__(64)
 lora_out(
-    const __grid_constant__ CUtensorMap b_map,
+    const __nv_bfloat16* __restrict__ b_ptr,
     float scale,
     const float* x_times_w_ptr,
-    const __grid_constant__ CUtensorMap x_times_a_map,
-    const __grid_constant__ CUtensorMap out_map,
+    const __nv_bfloat16* x_times_a_ptr,
+    __nv_bfloat16* __restrict__ out_ptr,
     long long rows,
-    long long x_times_w_stride)
+    long long x_times_a_stride,
+    long long b_ld,
+    long long x_times_w_stride,
+    long long out_stride)
 {
-  // 6 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
-  const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  const unsigned right = left + right_at;
-  const unsigned full = left + barriers_at;
-  const unsigned empty = full + 8 * stages;
-  const unsigned pingpong = empty + 8 * stages;  // a barrier for each of the two consumer warpgroups
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < stages; ++stage) {
-      start_barrier(full + 8 * stage, 1);
-      start_barrier(empty + 8 * stage, 4);  // warps that read the slice
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int warp_col = warp * warp_cols;  // the warp's first of the tile
+  const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
+  const unsigned tile = blockIdx.x;
+  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+  const unsigned first = tile / group_tiles * group;
+  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
+  const int across = tile % group_tiles / height;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const int col0 = across * tile_cols;
+
+  // the ring of 4 slices, and what the thread brings of each
+  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
+  const int x_times_a_m = threadIdx.x / 8, x_times_a_k = threadIdx.x % 8 * 8;
+  const __nv_bfloat16* x_times_a_from = x_times_a_ptr + (row0 + x_times_a_m) * x_times_a_stride + x_times_a_k;
+  unsigned x_times_a_to = (place<8>(x_times_a_m, x_times_a_k)) * 2;
+  asm volatile("" : "+r"(x_times_a_to));  // stays in a register: the compiler would make it anew for each copy
+  const int b_n = threadIdx.x / 8, b_k = threadIdx.x % 8 * 8;
+  // the column that lies in row b_n of the tile
+  const int b_col = b_n / warp_cols * warp_cols + b_n % 8 * 4 + b_n % warp_cols / 8;
+  const __nv_bfloat16* b_from = b_ptr + (col0 + b_col) * b_ld + b_k;
+  unsigned b_to = (b_at + place<8>(b_n, b_k)) * 2;
+  asm volatile("" : "+r"(b_to));  // stays in a register: the compiler would make it anew for each copy
+  const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
+  const auto copy_right = [&](int step) {
+    const unsigned slice = ring_at + step % stages * slice_bytes;
+    const int k_at = step * tile_k;
+    #pragma unroll
+    for (int v = 0; v < 8; ++v) {
+      const int away = v * 8 / warp_cols * warp_cols + v * 8 % warp_cols / 8;  // columns from the first
+      const unsigned to = slice + b_to + v * (at_once * 2);
+      copy_chunk<8>(to, b_from + away * b_ld, k_at + b_k < full_k ? 8 : 0);
     }
-    start_barrier(pingpong, 4);
-    start_barrier(pingpong + 8, 4);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    b_from += tile_k;
+  };
+  const auto copy_left = [&](int step) {
+    const unsigned slice = ring_at + step % stages * slice_bytes;
+    const int k_at = step * tile_k;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const unsigned to = slice + x_times_a_to + v * (at_once * 2);
+      copy_chunk<8>(to, x_times_a_from + v * 8 * x_times_a_stride, x_times_a_m + v * 8 < rows_here && k_at + x_times_a_k < full_k ? 8 : 0);
+    }
+    x_times_a_from += tile_k;
+  };
+
+  // the right factors' first slices: no kernel before this one writes them
+  #pragma unroll
+  for (int s = 0; s < stages - 1; ++s) {
+    if (s < steps) copy_right(s);
   }
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
+
+  // 1 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  unsigned x_times_a_part[2][2][4];
+  unsigned b_part[2][2][4];
+  float matmul_sums[2][4][4] = {};
+  const unsigned x_times_a_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned b_lane = ring_at + b_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const auto load_parts = [&](int step, int k, int buffer) {
+    const unsigned slice = step % stages * slice_bytes;
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_matrices(x_times_a_part[buffer][i], (x_times_a_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
+    }
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_matrices(b_part[buffer][i], (b_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
+    }
+  };
+  const auto multiply = [&](int buffer) {
+    #pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      #pragma unroll
+      for (int nth = 0; nth < 2; ++nth) {  // serpentine: what was multiplied last is at hand
+        const int n = m % 2 ? 1 - nth : nth;
+        multiply_add(matmul_sums[n][m], b_part[buffer][n], x_times_a_part[buffer][m / 2][m % 2 * 2],
+            x_times_a_part[buffer][m / 2][m % 2 * 2 + 1]);
+      }
+    }
+  };
+
+  #pragma unroll
+  for (int s = 0; s < stages - 1; ++s) {
+    if (s < steps) copy_left(s);
+    commit_copies();
+  }
+  wait_copies<stages - 2>();
   __syncthreads();
-  const int tiles_down = static_cast<int>((rows + tile_rows - 1) / tile_rows);
-  const int tiles = tiles_down * tiles_across;
-  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; 1 and 2: consumers
-
-  if (role == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == 0) {
-      // the right factors' part of the first slices: no kernel before this one writes it
-      if (blockIdx.x < tiles) {
-        const Place at = place_of(blockIdx.x, tiles_down);
-        for (int step = 0, stage = 0; step < 1; stage = ++step) {
-          const unsigned arrived = full + 8 * stage;
-          expect_bytes(arrived, slice_bytes);
-          copy_box(right + stage * right_bytes, b_map, arrived, step * tile_k, at.col0);
-        }
+  load_parts(0, 0, 0);
+  const auto take_slice = [&](int step, bool last) {
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (k == 3 && !last) {
+        wait_copies<stages - 2>();
       }
-      asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
-      int stage = 0;
-      unsigned parity = 1;  // of an empty ring
-      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const Place at = place_of(tile, tiles_down);
-        const unsigned arrived = full + 8 * stage;
-        wait_at(empty + 8 * stage, parity);
-        const bool ahead = tile == blockIdx.x;  // is the right factors' part on its way?
-        if (!ahead) expect_bytes(arrived, slice_bytes);
-        copy_box(left + stage * left_bytes, x_times_a_map, arrived, 0, at.row0);
-        if (!ahead) {
-          copy_box(right + stage * right_bytes, b_map, arrived, 0, at.col0);
-        }
-        if (++stage == stages) {
-          stage = 0;
-          parity ^= 1;
-        }
+      if (k < 3) {
+        load_parts(step, k + 1, (k + 1) % 2);
+      } else if (!last) {
+        __syncthreads();
+        load_parts(step + 1, 0, 0);
       }
+      if (k == 0 && !last) {
+        if (step + stages - 1 < steps) {
+          copy_right(step + stages - 1);
+          copy_left(step + stages - 1);
+        }
+        commit_copies();
+      }
+      multiply(k % 2);
     }
-  } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // until the kernels before this one have ended
-    const int own = role - 1;  // which of the two consumers this is
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
-    // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
-    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
-    constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
-    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left);
-    const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
-    float sums[2][64];
-    int stage = 0;
-    unsigned parity = 0;
-    int number = 0;  // of the tile, among this block's
-    unsigned pingpong_parity = own ^ 1;  // the first group's first turn is there from the start
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      if (number++ % 2 != own) {  // the other consumer's tile: its slices pass by
-        stage += steps;
-        parity ^= stage / stages % 2;
-        stage %= stages;
-        continue;
-      }
-      const Place at = place_of(tile, tiles_down);
-      const int row0 = at.row0 + warp * 16;  // the warp's first
-      wait_at(pingpong + 8 * own, pingpong_parity);
-      pingpong_parity ^= 1;
-      int before = 0;
-      wait_at(full + 8 * stage, parity);
-      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-      #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          multiply_add(
-              sums[i], left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
-              right_slices + stage * (right_bytes / 16) + k * 2, k != 0);
-        }
-      }
-      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-      before = stage;
-      if (++stage == stages) {
-        stage = 0;
-        parity ^= 1;
-      }
-      if (lane == 0) arrive_at(pingpong + 8 * (own ^ 1));
-      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      #pragma unroll
-      for (int i = 0; i < 2; ++i) fence_sums(sums[i]);
-      if (lane == 0) arrive_at(empty + 8 * before);
+  };
+  take_slice(steps - 1, true);
 
-      #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        #pragma unroll
-        for (int chunk = 0; chunk < 2; ++chunk) {
-          Vec<float, 2> x_times_w_vec[8][2];
-          #pragma unroll
-          for (int n8 = 0; n8 < 8; ++n8) {
-            #pragma unroll
-            for (int r8 = 0; r8 < 2; ++r8) {
-              const long long row = row0 + i * 64 + r8 * 8 + lane / 4;
-              const int col = at.col0 + chunk * 64 + n8 * 8 + lane % 4 * 2;
-              x_times_w_vec[n8][r8] = row < rows ? load<2>(x_times_w_ptr + row * x_times_w_stride + col) : Vec<float, 2>{};
-            }
-          }
-          unsigned out_words[8][2];
-          #pragma unroll
-          for (int n8 = 0; n8 < 8; ++n8) {
-            #pragma unroll
-            for (int r8 = 0; r8 < 2; ++r8) {
-              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
-              float out_pair[2];
-              #pragma unroll
-              for (int j = 0; j < 2; ++j) {
-                const float matmul = sums[i][sum_at + j];
-                const float x_times_w = x_times_w_vec[n8][r8].at[j];
-                const float mul = matmul * scale;
-                const float add = x_times_w + mul;
-                out_pair[j] = add;
-              }
-              const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
-              out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
-            }
-          }
-          {
-            const unsigned buffer = staging + chunk % 2 * box_bytes;
-            if (lane == 0) wait_stores<1>();  // its last box has been read
-            __syncwarp();
-            #pragma unroll
-            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
-              store_matrices(
-                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
-                  out_words[n8 + 1][0], out_words[n8 + 1][1]);
-            }
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
-            __syncwarp();
-            if (lane == 0) store_box(out_map, buffer, at.col0 + chunk * 64, row0 + i * 64);
-          }
-        }
-      }
+  const int n = warp_col + lane / 4 * 4;  // the first of the thread's columns
+  const int col = col0 + n;
+  Vec<float, 4> x_times_w_vec[8];
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int m = v / 2 * 8 + lane % 4 * 2 + v % 2;
+    const long long row = row0 + m;
+    if (row < rows) {
+      x_times_w_vec[v] = load<4>(x_times_w_ptr + row * x_times_w_stride + col);
     }
-    if (lane == 0) wait_stores<0>();
+  }
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int m = v / 2 * 8 + lane % 4 * 2 + v % 2;
+    const long long row = row0 + m;
+    if (row < rows) {
+      Vec<__nv_bfloat16, 4> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+        const float x_times_w = x_times_w_vec[v].at[j];
+        const float mul = matmul * scale;
+        const float add = x_times_w + mul;
+        out_vec.at[j] = __float2bfloat16_rn(add);
+      }
+      store<4>(out_ptr + row * out_stride + col, out_vec);
+    }
   }
 }
