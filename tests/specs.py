@@ -30,6 +30,7 @@ FEW = {
     "decoder_layer": {"B": 2, "D": 64, "H": 2, "G": 2, "E": 16, "T": 32, "U": 96},
     "grouped_fp8_block_gemm": {"T": 40, "N": 256, "K": 384, "E": 3},
     "grouped_mxfp4": {"T": 40, "N": 96, "K": 128, "E": 4},
+    "lightning_indexer": {"S": 24, "T": 150, "H": 16, "D": 64},
     "kv8_attention": {"B": 2, "G": 2, "R": 2, "T": 2100, "D": 32},
     "mla_decode": {"B": 2, "H": 20, "T": 2100, "D": 288, "E": 256},
     "moe_layer": {"T": 9, "D": 64, "H": 64, "E": 8},

@@ -118,6 +118,8 @@ def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Can
     if obstacle(graph) and (several := obstacle(share_common(graph))):  # what is written twice is one value
         return Candidates(graph, target, (), (Refusal("one kernel", str(several)),))
     scattered = layout.apart | layout.woven
+    if graph.products:  # whose tiles store what they reduce their columns to one by one, wherever it lies
+        scattered -= {tensor.name for tensor in graph.outputs if tensor.node in graph.grouped}
     if scattered and (graph.products or graph.selection or column_reductions(graph)):
         does = "choose columns" if graph.selection else "reduce over rows"
         said = (

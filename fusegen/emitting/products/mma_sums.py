@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fusegen.emitting.body import Element, element_lines, where_found
-from fusegen.emitting.dialect import UNROLL, all_of
+from fusegen.emitting.dialect import UNROLL, ZEROS, all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.emitting.products.reduced import asked, kept, part_words, row_part, taken, updated
 from fusegen.emitting.products.words import OF_GROUP
@@ -368,8 +368,8 @@ class SumSpeller(GemmWords):
             "steps": [self.reduced_step(output_group, place, number) for place in range(len(output_group.steps))],
         }
 
-    def row_values(self, output_group: OutputGroup, wanted: frozenset[str]) -> list[str]:
-        """What is one value a row, as far as `wanted` ones are made of it."""
+    def row_values(self, output_group: OutputGroup, wanted: frozenset[str], inside: str = "") -> list[str]:
+        """What is one value a row, as far as `wanted` ones are made of it; `inside`: is the row there?"""
         part = row_part(output_group, wanted)
         wanted |= used_by(part.row_body)
         sums = [] if self.plan.prologue is None else [
@@ -378,8 +378,9 @@ class SumSpeller(GemmWords):
             if r.results[0] in wanted
         ]  # fmt: skip
         loads = [
-            self.define(load.value, load.dtype, where_found(load, self.row_value(load), self))
+            self.define(load.value, load.dtype, f"{inside} ? {text} : {ZEROS[load.dtype]}" if inside else text)
             for load in part.row_loads
+            for text in [where_found(load, self.row_value(load), self)]
         ]
         return [*sums, *loads, *self.statements(part.row_body)]
 
@@ -411,8 +412,11 @@ class SumSpeller(GemmWords):
             "row": self.row_values(output_group, asked(step)),
             "names_col": bool(loads) or counts(step.body, "col_index"),
             "lines": lines,
-            "behind": self.statements(step.row_body),
-            "stores": [f"*({self.at(s.access, number)}) = {self.stored(s)};" for s in step.row_stores],
+            "behind": [
+                *self.row_values(output_group, used_by(step.row_body), f"row < {self.rows_end}"),
+                *self.statements(step.row_body),
+            ],
+            "stores": [f"*({self.at_group(s.access, number)}) = {self.stored(s)};" for s in step.row_stores],
         }
 
     def held_sum(self, output_group: OutputGroup) -> str:

@@ -400,6 +400,8 @@ class WgmmaSpeller(StoreSpeller):
             ),
             "vector_pairs": plan.finished // 8,
             "chunks": plan.chunks,
+            "all_chunks": ("group_of_columns", 1) if plan.chunks_are_groups else ("chunk", plan.chunks),
+            "each_group": ("chunk", plan.chunks) if plan.chunks_are_groups else ("group_of_columns", 1),
             "col0": self.col0,
             "split_k": self.split_k(),
             "step": self.step,
@@ -469,11 +471,16 @@ class WgmmaSpeller(StoreSpeller):
         that have the row."""
         found: list[Mapping[str, Any]] = []
         inside, steps = self.inside_col(output_group), output_group.steps
-        number = f"{self.col0} / tile_cols"  # of the row's groups of columns
+        number, here = f"{self.col0} / tile_cols", ""  # of the row's groups of columns; is it there?
+        if self.plan.chunks_are_groups:
+            number = f"{self.col0} / {self.plan.box_cols} + chunk"
+            here = f"{self.col0} + chunk * {self.plan.box_cols} < {output_group.cols}" if inside else ""
         for place, step in enumerate(steps):
             updates = [updated(r, "r8", self) for r in step.reductions]
             lines = [f"if ({inside}) {{", *(f"  {u}" for u in updates), "}"] if inside else updates
             other = self.spelling.shuffle_xor.format("v", "step")
+            behind = used_by(step.row_body)
+            of_row = [f"const {v['ctype']} {v['name']} = {v['name']}_of[r8];" for v in named if v["name"] in behind]
             found.append(
                 {
                     "parts": [part_words(r, other, (*steps[place + 1 :], output_group), self) for r in step.reductions],
@@ -481,10 +488,11 @@ class WgmmaSpeller(StoreSpeller):
                     "takes": taken(step, steps[:place], "r8"),
                     "loads": [self.read(load, guard) for load in after_sums(output_group) if load.value in asked(step)],
                     "lines": [*self.element(output_group, step), *lines],
+                    "here": here,
                     "names_col": bool(inside) or counts(step.body, "col_index"),
-                    "behind": self.statements(step.row_body),
+                    "behind": [*of_row, *self.statements(step.row_body)],
                     "kept": kept(step, (*steps, output_group)),
-                    "stores": [f"*({self.at(s.access, number)}) = {self.stored(s)};" for s in step.row_stores],
+                    "stores": [f"*({self.at_group(s.access, number)}) = {self.stored(s)};" for s in step.row_stores],
                 }
             )
         return found

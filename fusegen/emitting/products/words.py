@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fusegen.emitting.dialect import UNROLL, Dialect, choice
 from fusegen.language.types import DType
 from fusegen.planner.model import Access
-from fusegen.planner.pieces import stride_name
+from fusegen.planner.pieces import element_stride_name, stride_name
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.mma_operands import SEGMENT
 from fusegen.planner.products.wgmma import WgmmaPlan
@@ -77,6 +77,10 @@ class ProductWords(Dialect):
         terms = [f"{self.index(dim, row)} * {stride_name(access, self.dims, dim)}" for dim in access.strided]
         terms += [f"{self.own_group} * {access.name}_group"] * (access.group_axis is not None)
         return " + ".join([self.pointers[access.tensor], *terms, *last])
+
+    def at_group(self, access: Access, number: str) -> str:
+        """Where it has the value of a row's group of columns."""
+        return self.at(access, f"({number}) * {element_stride_name(access)}" if access.apart else number)
 
     def moving(self, what: str, access: Access) -> str:
         """The function that loads or stores neighbours of a tensor: together, or each by itself."""

@@ -17,7 +17,14 @@ from fusegen.language.products import Split, group_vectors, split
 from fusegen.language.types import DType, f8e5m2, f8e5m2fnuz, size_of
 from fusegen.planner.model import Access, Layout, Param, RowDim
 from fusegen.planner.parts import Gathered
-from fusegen.planner.pieces import VECTOR_BYTES, argument, named_dims, params_of, stride_name
+from fusegen.planner.pieces import (
+    VECTOR_BYTES,
+    argument,
+    element_stride_name,
+    named_dims,
+    params_of,
+    stride_name,
+)
 from fusegen.planner.products.halved import units
 from fusegen.targets.base import Target
 
@@ -215,6 +222,7 @@ def access_of(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, use: Use, 
         axes=tuple(own for _, own in moving) if use.place != "tile" else (),
         right=use.place == "right",
         transposable=tensor.name in transposable(graph),
+        apart=tensor.name in layout.apart,
         gathered=gathered_rows(graph, dims, use, name),
     )
 
@@ -254,4 +262,6 @@ def product_params(
             params.append(Param("stride", f"{access.name}_ld", access.tensor, axes=(access.ld_axis,)))
         if access.group_axis is not None:
             params.append(Param("stride", f"{access.name}_group", access.tensor, axes=(access.group_axis,)))
+        if access.apart:
+            params.append(Param("stride", element_stride_name(access), access.tensor, axes=(-1,)))
     return tuple(params)

@@ -79,7 +79,9 @@ class ProductDraft:
         instruction needs that keeps few bits of its sums. The fewest of all products that are summed together."""
         usual = PROMOTED if atom.sum_bits < F32_BITS else 0
         found = [usual if p.node.promote is None else p.node.promote for p in self.parts.products]
-        return min((each for each in found if each), default=0)
+        least = min((each for each in found if each), default=0)
+        whole = self.k <= least and not (self.scaled or self.inner_segments)  # of which nothing is added
+        return 0 if whole else least
 
     @cached_property
     def k(self) -> int:
@@ -273,6 +275,12 @@ def need_whole_groups(found: Sequence[Group], graph: Graph) -> int:
     for tensor in (t for group in found for t in group.outputs):
         if tensor.node not in graph.grouped and graph.extents[tensor.node] is not Extent.ELEMENT:
             raise NoMatch(f"{tensor.name} has one value a row and is written beside what tiles reduce")
+    for node in (n for n in graph.nodes if n in graph.grouped and n.op.kind is Kind.MAP):
+        for argument in node.inputs:
+            if argument not in graph.grouped and graph.extents[argument] is Extent.ELEMENT:
+                raise NoMatch(
+                    f"{node.op.name} at {node.where} takes what tiles reduce together with values of the groups' own"
+                )
     return max(node.group for node in graph.nodes)
 
 

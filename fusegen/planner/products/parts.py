@@ -206,7 +206,9 @@ class OutputGroup(Body):
     def asked(self) -> frozenset[str]:
         """The values that its elements are made of."""
         found = used_by(self.body) | {store.value for store in self.stores}
-        return found.union(*(used_by(s.body) | {r.value for r in s.reductions} for s in self.steps))
+        return found.union(
+            *(used_by(s.body) | {r.value for r in s.reductions} | used_by(s.row_body) for s in self.steps)
+        )
 
     @property
     def brought(self) -> tuple[Load, ...]:

@@ -506,9 +506,19 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         return tuple(right for output_group in self.output_groups for right in output_group.rights)
 
     @property
+    def reduced_cols(self) -> int:
+        """Columns of a group that tiles reduce; 0: they reduce none."""
+        return max(node.group for node in self.hoisted.nodes)
+
+    @property
+    def chunks_are_groups(self) -> bool:
+        """Has a tile several groups of columns that it reduces, each a chunk?"""
+        return 0 < self.reduced_cols < self.finished
+
+    @property
     def box_cols(self) -> int:
-        """Of a box that is stored."""
-        return box_cols(self.finished)
+        """Of a chunk: of a box that is stored, or of a group that is reduced."""
+        return self.reduced_cols if self.chunks_are_groups else box_cols(self.finished)
 
     @property
     def left_rows(self) -> int:
@@ -517,7 +527,7 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
 
     @property
     def chunks(self) -> int:
-        """Boxes that a warp stores side by side."""
+        """What a thread takes of a tile's columns one after another: boxes that a warp stores side by side."""
         return self.finished // self.box_cols
 
     @property

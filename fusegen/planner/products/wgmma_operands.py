@@ -9,8 +9,10 @@ from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Layout
 from fusegen.planner.products.factors import Use, line_of
 from fusegen.planner.products.output_groups import within
+from fusegen.planner.products.wgmma import LINE_ELEMENTS
 
 VECTOR_COLS = 8  # elements of 16 bytes
+EIGHT_COLS = 8  # of an instruction's sums: a thread has a pair of them
 QUAD_COLS = 8  # elements of 8 bits that a lane stores: 32 bytes, a sector, of the four lanes that have a row
 
 
@@ -50,6 +52,16 @@ def prepared_matrix(graph: Graph, parts: Split, unit: str) -> Tensor | None:
 def scales(left: Node, matrix: Tensor, vector: Tensor) -> bool:
     """Is the factor the matrix times the vector, element by element, both of one type?"""
     return left.op.name == "mul" and set(left.inputs) == {matrix.node, vector.node} and vector.dtype is matrix.dtype
+
+
+def holds_groups(graph: Graph, cols: int, group: int) -> bool:
+    """Are so many columns of a tile one group that it reduces, or several, each a chunk? Boxes of elements that are
+    stored besides have 64 columns."""
+    if cols == group:
+        return True
+    if cols % group or group % EIGHT_COLS or group > LINE_ELEMENTS:
+        return False
+    return group == LINE_ELEMENTS or all(tensor.node in graph.grouped for tensor in graph.outputs)
 
 
 def boxed(graph: Graph, use: Use, width: int) -> bool:

@@ -88,6 +88,7 @@ from fusegen.planner.products.wgmma_operands import (
     boxed,
     brought,
     by_quads,
+    holds_groups,
     prepared_matrix,
     scales,
     unaligned,
@@ -428,7 +429,7 @@ class WgmmaDraft(ProductDraft):
         if (self.segments or self.inner_segments) and tile.split_k > 1:  # the device counts tiles, or slices
             return False
         whole = need_whole_groups(self.groups, self.hoisted)  # columns that a tile has to have
-        if whole and (tile.cols // self.together != whole or tile.split_k > 1):
+        if whole and (tile.split_k > 1 or not holds_groups(self.hoisted, tile.cols // self.together, whole)):
             return False
         if (promote := self.promote(tile.atom)) and tile.parts > 1:
             if promote > LINE_BYTES // self.dtype.bytes:  # sums of both parts would wait

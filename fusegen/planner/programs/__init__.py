@@ -28,6 +28,7 @@ from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.heads_as_rows import heads_as_rows
 from fusegen.planner.programs.long_rows import by_groups
 from fusegen.planner.programs.model import ProgramPlan, Step
+from fusegen.planner.programs.rows_as_columns import rows_as_columns
 from fusegen.targets.base import Target
 
 # Of one kernel's estimate: several are taken only below it. Estimates of two kinds of kernels may be 15 % off each, in
@@ -93,6 +94,8 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
                 return rows
     if (long := by_groups(graph, target)) is not graph and (grouped := in_groups(found, long)) is not None:
         return grouped
+    if (columns := rows_as_columns(graph)) is not graph and (made := as_columns(found, columns)) is not None:
+        return made
     if found.plans:
         least = found.plans[0].cost
         if column_reductions(graph):
@@ -130,6 +133,17 @@ def in_groups(found: Candidates, long: Graph) -> ProgramPlan | None:
         least_us = found.plans[0].cost.time_us if found.plans else cheapest(graph, target).time_us
     with suppress(NoPlan):
         return replace(cheapest(long, target, WORTH_GROUPING * least_us), graph=graph)
+    return None
+
+
+def as_columns(found: Candidates, columns: Graph) -> ProgramPlan | None:
+    """The program of a chain whose reduced rows of products are columns in `columns`; None where another plan takes
+    less."""
+    graph, target, least_us = found.graph.written, found.target, math.inf
+    with suppress(NoPlan):
+        least_us = found.plans[0].cost.time_us if found.plans else cheapest(graph, target).time_us
+    with suppress(NoPlan):
+        return replace(cheapest(columns, target, least_us), graph=graph)
     return None
 
 

@@ -104,6 +104,8 @@ def split_of(node: Node) -> tuple[Size, Size, Size] | None:
     """Of a view that takes its argument's last axis as groups: the axis, how many groups there are, and their size."""
     if node.view is None or len(node.shape) < 2 or len(node.inputs[0].shape) != len(node.shape) - 1:
         return None
+    if node.shape[-1] == 1:  # an axis that is added
+        return None
     source, (count, size) = node.inputs[0].shape, node.shape[-2:]
     try:
         split = View.identity(source).split(len(source) - 1, (count, size))
