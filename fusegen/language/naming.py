@@ -127,7 +127,8 @@ ATTENTION_FRAME = frozenset(
     reach added peak fmaxf tangent_near_0
     key_segments value_segments own_segments own_columns own_tile other_tile half queries_lie other_weights other_values
     told_largest told_shrinks told_summed multiply_told multiply_other tell_weights take_weights shrink_sums let_go line
-    other wide next_weights own_empty other_empty segment segments arrived step sums next_tile""".split()  # noqa: SIM905
+    other wide next_weights own_empty other_empty segment segments arrived step sums next_tile load_one
+    scaled""".split()  # noqa: SIM905
 )
 # the same of templates for the softmax of a product's rows
 WEIGHTS_FRAME = frozenset(

@@ -70,15 +70,20 @@ def eight_bits(name: str) -> dict[str, tuple[str, ...]]:
             f'asm("cvt.rn.f16x2.{name}x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(codes)));',
             "return halves;",
         ),
-        f"bf16_pair_of_f8{name}": (
-            "unsigned halves;",
-            f'asm("cvt.rn.f16x2.{name}x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(codes)));',
-            "float low, high;",
-            'asm("cvt.f32.f16 %0, %1;" : "=f"(low) : "h"(static_cast<unsigned short>(halves)));',
-            'asm("cvt.f32.f16 %0, %1;" : "=f"(high) : "h"(static_cast<unsigned short>(halves >> 16)));',
-            *paired("__floats2bfloat162_rn", "__nv_bfloat162"),
-        ),
+        f"f32_pair_of_f8{name}": f32_pair(name),
+        f"bf16_pair_of_f8{name}": (*f32_pair(name), *paired("__floats2bfloat162_rn", "__nv_bfloat162")),
     }
+
+
+def f32_pair(name: str) -> tuple[str, ...]:
+    """Two codes as `low` and `high`."""
+    return (
+        "unsigned halves;",
+        f'asm("cvt.rn.f16x2.{name}x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(codes)));',
+        "float low, high;",
+        'asm("cvt.f32.f16 %0, %1;" : "=f"(low) : "h"(static_cast<unsigned short>(halves)));',
+        'asm("cvt.f32.f16 %0, %1;" : "=f"(high) : "h"(static_cast<unsigned short>(halves >> 16)));',
+    )
 
 
 def fused(pair: str) -> tuple[str, ...]:
@@ -408,6 +413,12 @@ SPELLING = Spelling(
         ),
         "fused_f16": fused("f16x2"),
         "fused_bf16": fused("bf16x2"),
+        # a code less its sign's weight, behind the exponent of 2^23, is 2^23 + 128 more than the number
+        "f32_pair_of_i8": (
+            "const unsigned bytes = codes ^ 0x8080u;",
+            "const float low = __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7440)) - 8388736.0f;",
+            "const float high = __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7441)) - 8388736.0f;",
+        ),
         # the lower 7 bits behind the exponent of 128 make 128 + those, of which 128 is taken, or 256 of the negative
         "bf16_pair_of_i8": (
             "const unsigned bytes = __byte_perm(codes, 0u, 0x4140);",

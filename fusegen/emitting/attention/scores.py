@@ -10,8 +10,9 @@ from typing import Any
 
 from fusegen.emitting.attention.words import FEW_KEYS, ScoresWords
 from fusegen.emitting.dialect import all_of
+from fusegen.language.types import DType
 from fusegen.planner.attention.parts import CHUNK, LANE_KEYS, Matrix, Pages
-from fusegen.planner.model import Access
+from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import stride_name
 
 LOG2E = "1.44269504f"
@@ -78,8 +79,8 @@ class ScoresSpeller(ScoresWords):
         tests = [f"{at} < rows_here"] if rows else [f"key0 + {at} < keys"] if plan.ragged else []
         found: list[str] = []
         looked_up: list[str] = []
+        before = pages is not None and self.pages_first(m, passes)
         if pages is not None:
-            before = self.pages_first(m, passes)
             looked_up, found, source, tests = self.page_of(m, at, guard, before)
             if not before:
                 looked_up, found = [], [*looked_up, *found]
@@ -98,8 +99,10 @@ class ScoresSpeller(ScoresWords):
             "name": name,
             "m": m,
             "type": f"Vec<unsigned, {CHUNK // WORD_BYTES}>" if m.coded else self.vec(plan.dtype, CHUNK),
-            "widened": f"widened_{m.access.dtype}(%s)" if m.coded else "%s",
-            "declares": declares,
+            "widened": self.widened(m),
+            "scales": self.scales(m, at, f"{name}_page[v]" if before else f"{name}_page", tests),
+            "scaled": self.scaled(m),
+            "declares": [*declares, *self.beside_codes(m)],
             "passes": passes,
             "guard": guard,
             "lines": lines,
@@ -136,17 +139,98 @@ class ScoresSpeller(ScoresWords):
         whole = all(m.width * plan.dtype.bytes >= WORD_BYTES for m in brought)
         return CHUNK * plan.dtype.bytes // WORD_BYTES if whole and self.spelling.tested_loads_wait else 0
 
+    @property
+    def codes(self) -> list[Matrix]:
+        """Keys and values that lie as numbers of 8 bits."""
+        return [m for m in (self.plan.key, getattr(self.plan, "value", None)) if m is not None and m.coded]
+
+    def coded(self, scaled: bool) -> list[DType]:
+        """The types in which these lie, of those that are scaled or of the others."""
+        return list(dict.fromkeys(m.access.dtype for m in self.codes if bool(m.scaled) is scaled))
+
     def widening(self) -> list[Mapping[str, Any]]:
         """The functions that make numbers of the factors' type of eight of 8 bits: of two by the target's own
         instructions, where it has such, or of each."""
-        brought = [m for m in (self.plan.key, getattr(self.plan, "value", None)) if m is not None and m.coded]
         made: list[Mapping[str, Any]] = []
-        for dtype in dict.fromkeys(m.access.dtype for m in brought):
+        for dtype in self.coded(scaled=False):
             pair = self.spelling.functions.get(f"{self.plan.dtype}_pair_of_{dtype}", ())
-            code = f"static_cast<{self.ctype(dtype)}>(words.at[j / 4] >> j % 4 * 8)"
-            value = "" if pair else self.to_storage(self.plan.dtype, self.to_value(dtype, code))
+            value = "" if pair else self.to_storage(self.plan.dtype, self.code(dtype))
             made.append({"name": f"widened_{dtype}", "pair": pair, "value": value})
         return made
+
+    def scaling(self) -> list[Mapping[str, Any]]:
+        """The same, by way of f32, of which something is made before it is rounded."""
+        made: list[Mapping[str, Any]] = []
+        for dtype in self.coded(scaled=True):
+            pair = self.spelling.functions.get(f"f32_pair_of_{dtype}", ())
+            value = "" if pair else self.to_storage(self.plan.dtype, f"step({self.code(dtype)})")
+            made.append({"name": f"scaled_{dtype}", "pair": pair, "value": value})
+        return made
+
+    def code(self, dtype: DType) -> str:
+        """Number j of eight that lie in two words, in f32."""
+        return self.to_value(dtype, f"static_cast<{self.ctype(dtype)}>(words.at[j / 4] >> j % 4 * 8)")
+
+    def widened(self, m: Matrix) -> str:
+        """What becomes of what a thread has brought of a line."""
+        if not m.coded:
+            return "%s"
+        return f"scaled_{m.access.dtype}(%s, scaled)" if m.scaled else f"widened_{m.access.dtype}(%s)"
+
+    # ---- what codes meet
+
+    def beside_codes(self, m: Matrix) -> list[str]:
+        """The lines that find what codes meet: where that of the first key lies, or the one value of all keys."""
+        lines = []
+        for load in m.scaled.row_loads if m.scaled else ():
+            access, others = load.access, self.for_others(m, load)
+            if load in m.scales:
+                ctype = self.ctype(access.dtype)
+                lines.append(f"const {ctype}* const {access.name}_from{others} = {self.at(access)};")
+            else:
+                one = self.to_value(access.dtype, f"*({self.at(access)})")
+                lines.append(self.define(f"{access.name}_held{others}", load.dtype, one))
+        return lines
+
+    def scales(self, m: Matrix, line: str, page: str, tests: list[str]) -> list[Mapping[str, str]]:
+        """How a thread brings what a line's key has one of: its type, where it is held, and its load. `page`: that of
+        the line, where there are pages."""
+        made: list[Mapping[str, str]] = []
+        for load in m.scales:
+            self.functions.add("load_one")
+            access, others = load.access, self.for_others(m, load)
+            place = f"(key0 + {line}) * {access.name}_ld"
+            if access.gathered is not None:
+                pages = f"({m.name}_there ? {page} : 0) * {access.gathered.stride}"
+                place = f"{pages} + {m.name}_key % {m.name}_page_rows * {access.name}_ld"
+            made.append(
+                {
+                    "type": f"Vec<{self.ctype(access.dtype)}, 1>",
+                    "held": f"{access.name}_held{others}",
+                    "load": f"load_one({access.name}_from{others} + {place}, {all_of(*tests) if tests else 'true'})",
+                }
+            )
+        return made
+
+    def for_others(self, m: Matrix, load: Load) -> str:
+        """What is behind the names of what each key has one of, where keys and values both meet it."""
+        both = all(each.scaled and load.access in [own.access for own in each.scaled.row_loads] for each in self.codes)
+        return f"_{m.name}" if len(self.codes) > 1 and both else ""
+
+    def scaled(self, m: Matrix) -> list[str]:
+        """The lines that say what is made of each code of a line, before it is rounded."""
+        if m.scaled is None:
+            return []
+        lines = []
+        for load in m.scaled.row_loads:
+            one = f"{load.access.name}_held{self.for_others(m, load)}"
+            if load in m.scales:
+                one = self.to_value(load.access.dtype, f"{one}{'[v]' if self.plan.tile.ahead else ''}.at[0]")
+            lines.append(self.define(load.value, load.dtype, one))
+        lines += self.statements(m.scaled.row_body)
+        lines.append(f"const auto scaled = [&](float {m.scaled.given}) {{")
+        lines += [f"  {line}" for line in self.statements(m.scaled.body)]
+        return [*lines, f"  return {m.scaled.value};", "};"]
 
     def pages_first(self, m: Matrix, passes: int) -> bool:
         """Are the pages of all of a thread's lines looked up before the first of them is loaded? Loads come back in

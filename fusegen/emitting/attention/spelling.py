@@ -192,7 +192,7 @@ class AttentionSpeller(ScoresSpeller):
         query, key, value = self.matrix(plan.query, True), self.matrix(plan.key, False), self.values()
         tested = self.element_lines(plan.tested, f"{self.scores}[n][i]")
         free = self.element_lines(plan.free, f"{self.scores}[n][i]") if plan.tests else tested
-        weighed, widening = self.weight_words(), self.widening()
+        weighed, widening, scaling = self.weight_words(), self.widening(), self.scaling()
         ends, key_range, behind = self.ends(), self.key_range(), self.behind()
         launch_body = self.statements(plan.launch_body)
         row_setup, row_arrays = self.row_setup(), self.row_arrays()
@@ -211,6 +211,7 @@ class AttentionSpeller(ScoresSpeller):
             "chunk": CHUNK,
             "chunk_words": self.chunk_words,
             "widening": widening,
+            "scaling": scaling,
             "copy_bodies": {"copy_chunk": self.spelling.functions.get(f"copy_chunk_{plan.dtype.bytes}", ())},
             "mma": mma,
             "atom": {

@@ -244,6 +244,7 @@ class WeightsSpeller(WrittenWords):
             "chunk": CHUNK,
             "chunk_words": self.chunk_words,
             "widening": [],
+            "scaling": [],
             "copy_bodies": {"copy_chunk": self.spelling.functions.get(f"copy_chunk_{plan.dtype.bytes}", ())},
             "mma": mma,
             "atom": {

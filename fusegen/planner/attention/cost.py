@@ -53,9 +53,7 @@ def registers_of(tile: AttentionTile, atom: Atom, query: Matrix, key: Matrix, va
     if atom.repeated:  # lanes that share a row have the same of it
         held *= lanes // atom.rows
     threads = tile.warps * lanes
-    fetched = sum(
-        m.elements * m.access.dtype.bytes // (4 * threads) for m in (key, value) if not m.copied and tile.ahead
-    )
+    fetched = sum(m.held(threads) for m in (key, value) if not m.copied and tile.ahead)
     return USUAL_REGISTERS + sums + scores + scores // 2 + held + fetched + row_values * ROW_VALUE_REGISTERS
 
 

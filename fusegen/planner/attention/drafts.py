@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fusegen.language.graph import Node, behind
+from fusegen.language.graph import Node
 from fusegen.language.naming import value_names
 from fusegen.language.products import is_computed
 from fusegen.language.types import b8
 from fusegen.planner.attention.masks import End, Least, Mask, Sum, direction, values_of
 from fusegen.planner.attention.parts import ElementBody, Ends, EndText
-from fusegen.planner.attention.recognition import Scored, inputs_of, of_row
+from fusegen.planner.attention.recognition import Scored, inputs_of, of_launch, of_row
 from fusegen.planner.model import Access, Load, Number, Statement
 from fusegen.planner.pieces import argument, statements
 from fusegen.planner.ranges import stays_inside
@@ -116,8 +116,3 @@ class ScoresDraft:
             return EndText(tuple((self.names[node], times) for node, times in end.terms), end.plus)
         inner = tuple(text for e in end.of if (text := self.end_text(e)) is not None)
         return EndText(how="least" if isinstance(end, Least) else "most", of=inner)
-
-
-def of_launch(node: Node) -> bool:
-    """Is it the same in all blocks: made of numbers and run-time scalars alone?"""
-    return all(not n.shape and n.op.name != "row_index" for n in behind([node]))

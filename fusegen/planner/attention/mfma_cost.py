@@ -270,8 +270,9 @@ def mfma_us(
     memory = moved.ideal / (target.dram_gbs * COPY_SHARE * 1e3)
     filled = fill_share(target, resident, down) * blocks * tiles * loop.bytes
     filled /= unit.cache_bytes * unit.ghz * target.sms * 1e3
-    widened = WIDENED_SLOTS * blocks * tiles * loop.keys * (loop.depth + loop.width) if found.coded else 0.0
-    widening = widened * 2 / (target.fp32_tflops * 1e6)
+    widened = WIDENED_SLOTS * (loop.depth + loop.width) if found.coded else 0.0
+    widened += sum(size * steps for _, size, steps in found.widened)
+    widening = blocks * tiles * loop.keys * widened * 2 / (target.fp32_tflops * 1e6)
     return LAUNCH_US / 2 + widening + overlapped((cycles / (unit.ghz * 1e3), memory, filled), LAUNCH_EXPONENT)
 
 

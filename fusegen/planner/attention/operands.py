@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fusegen.language.graph import Graph, Tensor, once_per_graph
+from fusegen.language.graph import Graph, Node, Tensor, once_per_graph
 from fusegen.language.naming import value_names
+from fusegen.language.products import is_computed
 from fusegen.language.types import size_of
-from fusegen.planner.attention.parts import CHUNK, Matrix, Pages
-from fusegen.planner.attention.recognition import MOST_DEPTH, Recognized, inputs_of, of_row, recognized
+from fusegen.planner.attention.codes import beside_codes, element_steps, read_rows, step_of
+from fusegen.planner.attention.parts import CHUNK, ElementBody, Matrix, Pages
+from fusegen.planner.attention.recognition import MOST_DEPTH, Recognized, inputs_of, of_launch, of_row, recognized
 from fusegen.planner.attention.written import Written
 from fusegen.planner.matching import NoMatch
-from fusegen.planner.model import Access, Layout, Param, RowDim
+from fusegen.planner.model import Access, Layout, Load, Param, RowDim
 from fusegen.planner.parts import Gathered, Transport
-from fusegen.planner.pieces import VECTOR_BYTES, argument, named_dims, params_of, stride_name
+from fusegen.planner.pieces import VECTOR_BYTES, argument, named_dims, params_of, statements, stride_name
 from fusegen.planner.products.factors import Use
 from fusegen.targets.base import Target
 from fusegen.targets.compute_unit import unit_of
@@ -37,6 +39,8 @@ def attention_uses(graph: Graph) -> tuple[Use, ...]:
     for pages in found.paged.values():
         names = found.lowered.tensor_of[pages.inputs[1]]
         made.setdefault((names.name, "pages"), Use(names, "pages"))
+    for tensor in found.beside_codes:
+        made.setdefault((tensor.name, "scales"), Use(tensor, "scales"))
     for tensor in by_rows(found):
         made.setdefault((tensor.name, "tile"), Use(tensor, "tile"))
     return tuple(made.values())
@@ -64,7 +68,7 @@ def axis_of(graph: Graph, use: Use, axis: int) -> int | None:
     """The tensor's own axis, counted from the right, that moves along `axis` of the chain's leading ones; None where
     the tensor is the same all along it."""
     rank = len(graph.shape)
-    if axis == rank - 2 and use.place in ("right", "pages"):
+    if axis == rank - 2 and use.place in ("right", "pages", "scales"):
         return None
     own = axis - rank
     if use.tensor.node in graph.tables and own == -len(use.tensor.shape):
@@ -161,11 +165,16 @@ def access_of(graph: Graph, dims: tuple[RowDim, ...], use: Use, name: str, outpu
         mode="vector" if vector else "element",
         vector=width,
         vector_bytes=min(VECTOR_BYTES, width * tensor.dtype.bytes) if vector else tensor.dtype.bytes,
-        ld_axis=-2 if use.place == "right" else None,
+        ld_axis=-2 if use.place == "right" or (use.place == "scales" and is_by_key(tensor)) else None,
         axes=tuple(own for _, own in moving),
         right=use.place == "right" and not table,
         gathered=gathered_pages(graph, tensor, name) if table else None,
     )
+
+
+def is_by_key(tensor: Tensor) -> bool:
+    """Has each key one of its own?"""
+    return len(tensor.shape) > 1 and tensor.shape[-2] != 1
 
 
 def gathered_pages(graph: Graph, tensor: Tensor, name: str) -> Gathered:
@@ -201,6 +210,24 @@ def pages_of(
     return Pages(accesses[names.name, "pages"], size_of(tensor.shape[-2], sizes), size_of(names.shape[-1], sizes))
 
 
+def scaled(found: Recognized, factor: Node, accesses: Mapping[tuple[str, str], Access]) -> ElementBody | None:
+    """What is made of each code of keys or values, and of what it meets; None where codes alone are widened."""
+    graph = found.lowered
+    steps = element_steps(factor, found.dtype)
+    if not steps or (given := step_of(steps[0])) is None:
+        return None
+    names = value_names(graph)
+    beside = beside_codes(factor, found.dtype)
+    reads = {node: graph.tensor_of[read_rows(node)] for node in beside if read_rows(node) in graph.tensor_of}
+    return ElementBody(
+        given=names[given],
+        value=names[steps[-1]],
+        row_loads=tuple(Load(accesses[t.name, "scales"], names[node]) for node, t in reads.items() if t.shape),
+        row_body=statements(graph, [n for n in beside if is_computed(n) and not of_launch(n)]),
+        body=statements(graph, steps),
+    )
+
+
 def need_uncoded(found: Recognized) -> None:
     """Raises NoMatch for keys or values of 8 bits, in kernels that multiply them as they lie."""
     if found.coded:
@@ -212,10 +239,10 @@ def need_uncoded(found: Recognized) -> None:
 
 def matrix(
     access: Access, target: Target, columns: int, lines: int, unit: int, values: bool = False,
-    pages: Pages | None = None, banks: int = 0, coded: bool = False,
+    pages: Pages | None = None, banks: int = 0, coded: bool = False, scaled: ElementBody | None = None,
 ) -> Matrix:  # fmt: skip
     """Rows on their way to shared memory, `columns` long there but for what fills the last `unit` of a fragment;
-    `banks` and `coded`: as a Matrix has them."""
+    `banks`, `coded` and `scaled`: as a Matrix has them."""
     copied = target.async_copies and access.mode == "vector" and not coded
     transport: Transport = "cp.async" if copied else "plain"
     return Matrix(
@@ -229,6 +256,7 @@ def matrix(
         pages=pages,
         banks=banks,
         coded=coded,
+        scaled=scaled,
     )
 
 

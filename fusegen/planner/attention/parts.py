@@ -55,12 +55,21 @@ class Pages:
     count: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ElementBody(Body):
+    """What is made of one element of a tile of scores, or of keys or values: `value`, of `given` among others."""
+
+    given: str
+    value: str
+
+
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """Rows of queries, keys or values, as they get into shared memory: `width` elements at a time, `columns` of them,
     in lines padded to whole fragments, `chunks` of 16 bytes from one line to the next. `across`: lines are columns.
     `banks`: of shared memory, where lanes of an MFMA's wave read; 0 elsewhere. `coded`: numbers of 8 bits, which become
-    those of the factors' type on their way."""
+    those of the factors' type on their way; `scaled`: by way of what is made of each and of values of its key, if any
+    is."""
 
     access: Access
     transport: Transport
@@ -72,6 +81,12 @@ class Matrix:
     pages: Pages | None = None
     banks: int = 0
     coded: bool = False
+    scaled: ElementBody | None = None
+
+    @property
+    def scales(self) -> tuple[Load, ...]:
+        """What each key has one of, which is read with its codes."""
+        return tuple(load for load in self.scaled.row_loads if load.access.ld_axis is not None) if self.scaled else ()
 
     @property
     def name(self) -> str:
@@ -111,13 +126,10 @@ class Matrix:
         """In shared memory."""
         return (self.padded if self.across else self.lines) * self.pitch
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ElementBody(Body):
-    """What is made of one element of a tile of scores: `value`, of `given` among others."""
-
-    given: str
-    value: str
+    def held(self, threads: int) -> int:
+        """Registers of each of so many threads that have brought it, for what is on its way."""
+        codes = self.elements * self.access.dtype.bytes // (4 * threads)
+        return codes + len(self.scales) * -(-self.lines * self.padded // (CHUNK * threads))
 
 
 @dataclass(frozen=True, slots=True)

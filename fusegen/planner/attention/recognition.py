@@ -25,26 +25,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fusegen.language.graph import CASTS, ROUNDS, Graph, Kind, Node, Tensor, behind, once_per_graph, plain
+from fusegen.language.graph import CASTS, Graph, Kind, Node, Tensor, behind, once_per_graph
 from fusegen.language.ordering import with_nodes
 from fusegen.language.products import Unsplittable, is_computed
 from fusegen.language.sharing import share_common
 from fusegen.language.trace import OPS
-from fusegen.language.types import (
-    DType,
-    Size,
-    b8,
-    bf16,
-    f8e4m3,
-    f8e4m3fnuz,
-    f8e5m2,
-    f8e5m2fnuz,
-    f16,
-    f32,
-    i8,
-    shape_text,
-    size_of,
-    u8,
+from fusegen.language.types import DType, Size, b8, f32, shape_text, size_of
+from fusegen.planner.attention.codes import (
+    beside_codes,
+    element_steps,
+    is_turned,
+    lies,
+    need_same_pages,
+    paged,
+    read_of,
+    read_rows,
+    rounded_last,
 )
 from fusegen.planner.attention.hiding import kept_instead
 from fusegen.planner.matching import drawn
@@ -52,8 +48,6 @@ from fusegen.planner.rewrites import hoist_scales
 from fusegen.targets.atoms import Fragment
 
 EXPONENTIALS = ("exp", "exp2")
-CODES = frozenset((f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, i8, u8))  # of 8 bits: f16 and bf16 have all their numbers
-WIDENED_BY = (ROUNDS[f16], ROUNDS[bf16], "to_f32")  # what stands between these and a factor
 LARGEST_LOGIT = 2.0**29  # neighbours among larger ones differ by 64 or more, and e^-64 is nothing beside 1
 MOST_DEPTH = 256  # numbers of a key or a value, of which a warp has the sums of 16 rows
 
@@ -152,6 +146,23 @@ class Recognized(Scored):
         return tuple(t.name for t in (self.key, self.value) if t.dtype is not self.dtype)
 
     @property
+    def widened(self) -> tuple[tuple[Tensor, int, int], ...]:
+        """Those with the numbers that each row has of them, and how many steps are made of one before it is rounded."""
+        sides = (self.key, self.depth, self.scores), (self.value, self.width, self.product)
+        return tuple(
+            (tensor, size_of(size, self.lowered.sizes), len(element_steps(product.inputs[1], self.dtype)))
+            for tensor, size, product in sides
+            if tensor.name in self.coded
+        )
+
+    @property
+    def beside_codes(self) -> tuple[Tensor, ...]:
+        """What codes of keys and values meet on their way that has one value a key, in the spec's order."""
+        factors = (self.scores.inputs[1], self.product.inputs[1])
+        found = {read_rows(node) for factor in factors for node in beside_codes(factor, self.dtype)}
+        return tuple(t for t in self.lowered.inputs if t.node in found and t.shape)
+
+    @property
     def parts(self) -> int:
         """To how many parts, the first axis of all results, the keys are dealt; 0 where each row has all."""
         return self.product.count
@@ -182,6 +193,11 @@ def of_row(node: Node) -> bool:
     return not node.shape or node.shape[-1] == 1
 
 
+def of_launch(node: Node) -> bool:
+    """Is it the same in all blocks: made of numbers and run-time scalars alone?"""
+    return all(not n.shape and n.op.name != "row_index" for n in behind([node]))
+
+
 def kind_of(reduction: Node) -> str:
     """`max` or `sum`, of whole rows or of what each part is dealt of them."""
     return reduction.op.name.removeprefix("deal_")
@@ -205,7 +221,7 @@ def recognized(graph: Graph) -> Recognized:
     """The parts of a chain that is attention. Raises Unsplittable for what one pass over the keys can't hold."""
     if len(graph.products) != 2:
         raise Unsplittable(f"{len(graph.products)} products; attention has two, one of what the other one gives")
-    hoisted = hoist_scales(constants_folded(kept_instead(share_common(graph))))
+    hoisted = rounded_last(hoist_scales(constants_folded(kept_instead(share_common(graph)))))
     first, second = hoisted.products
     above = set(behind(second.inputs))
     if first not in above or first in behind([second.inputs[1]]):
@@ -399,15 +415,12 @@ def parts_of(graph: Graph, softmax: Softmax) -> Recognized:
         for side, factor in zip(("left", "right"), product.inputs, strict=True):
             if product is second and side == "left":
                 continue
-            if any(node.op.name in WIDENED_BY for node in steps_to(factor)):
-                lies = side == "right" and is_coded(graph, factor, graph.factor_types[product])
-            else:
-                lies = plain(factor) or paged(factor) is not None
-            if not lies:
+            if not lies(graph, factor, side, graph.factor_types[product]):
                 raise Unsplittable(
                     f"the {side} factor of the product at {product.where} is computed; attention reads queries, keys "
                     "and values as they lie in memory"
                 )
+            need_same_pages(graph, factor, graph.factor_types[product])
     if is_turned(first.inputs[0]) or not is_turned(first.inputs[1]):
         raise Unsplittable(f"the product at {first.where}: attention takes rows of queries and rows of keys, q @ k.mT")
     if is_turned(second.inputs[1]):
@@ -432,45 +445,6 @@ def parts_of(graph: Graph, softmax: Softmax) -> Recognized:
     )
     need_elements(found)
     return found
-
-
-def steps_to(factor: Node) -> tuple[Node, ...]:
-    """A factor, and what it is a transpose or a cast of, down to what lies in memory, or to rows of pages."""
-    found = [factor]
-    while found[-1].op.kind is Kind.TRANSPOSE or found[-1].op.name in WIDENED_BY:
-        found.append(found[-1].inputs[0])
-    return tuple(found)
-
-
-def paged(factor: Node) -> Node | None:
-    """The rows of pages that a factor is, whichever way round; None of one that lies in memory."""
-    node = steps_to(factor)[-1]
-    return node if node.op.name == "paged_rows" else None
-
-
-def read_of(factor: Node) -> Node:
-    """The operand that a factor lies in, whole or in pages."""
-    node = steps_to(factor)[-1]
-    return node.inputs[0] if node.op.name == "paged_rows" else node
-
-
-def is_turned(factor: Node) -> bool:
-    return any(node.op.kind is Kind.TRANSPOSE for node in steps_to(factor))
-
-
-def widens_codes(graph: Graph, node: Node) -> bool:
-    """Is it a cast of an operand of 8-bit numbers, or of rows of its pages, by way of views?"""
-    casts = False
-    while node.op.kind in (Kind.VIEW, Kind.GATHER) or node.op.name in WIDENED_BY:
-        casts |= node.op.name in WIDENED_BY
-        node = node.inputs[0]
-    return casts and node.op.kind is Kind.INPUT and graph.tensor_of[node].dtype in CODES
-
-
-def is_coded(graph: Graph, factor: Node, dtype: DType) -> bool:
-    """Is it an operand of 8-bit numbers, all of which are numbers of the factors' type, and nothing else?"""
-    read = read_of(factor)
-    return read.op.kind is Kind.INPUT and dtype in (f16, bf16) and graph.tensor_of[read].dtype in CODES
 
 
 def need_elements(found: Recognized) -> None:

@@ -27,6 +27,7 @@ from fusegen.planner.attention.operands import (
     need_uncoded,
     pages_of,
     params_by_rows,
+    scaled,
 )
 from fusegen.planner.attention.parts import (
     CHUNK,
@@ -154,10 +155,12 @@ def candidate(
     key = matrix(
         accesses[found.key.name, "right"], target, depth, tile.keys, atom.k,
         pages=pages_of(found, found.key, accesses), banks=banks, coded=found.key.name in found.coded,
+        scaled=scaled(found, found.scores.inputs[1], accesses),
     )  # fmt: skip
     value = matrix(
         accesses[found.value.name, "values"], target, width, tile.keys, 16, values=True,
         pages=pages_of(found, found.value, accesses), banks=banks, coded=found.value.name in found.coded,
+        scaled=scaled(found, found.product.inputs[1], accesses),
     )  # fmt: skip
     room = shared_bytes(tile, found.dtype, query, key, value)
     rows = sum(1 for n in found.score_body if of_row(n) and (is_computed(n) or (n.op.kind is Kind.INPUT and n.shape)))

@@ -8,7 +8,8 @@ the values, as many as its registers hold sums of. Where the values are the firs
 multi-head latent attention are, a tile is brought once, for both products.
 
 Keys and values of 8 bits go this way too, however short: few queries read them, and of blocks of two warps an SM has
-many, whose loads are on their way while others widen and multiply.
+many, whose loads are on their way while others widen and multiply. What each key has one of, as its scale, is loaded
+with its codes, and meets them where they are widened (`codes`).
 """
 
 from __future__ import annotations
@@ -141,5 +142,5 @@ def registers_of(
     held = GROUP_ROWS * query.padded // (2 * lanes) if tile.held else 8
     brought = (key,) if shared else (key, value)
     threads = tile.warps * lanes
-    fetched = sum(m.elements * m.access.dtype.bytes // (4 * threads) for m in brought if not m.copied and tile.ahead)
+    fetched = sum(m.held(threads) for m in brought if not m.copied and tile.ahead)
     return USUAL_REGISTERS + sums + scores + held + fetched + row_values * ROW_VALUE_REGISTERS

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fusegen.language.graph import Graph, Kind
 from fusegen.language.products import is_computed
 from fusegen.language.types import size_of
+from fusegen.planner.attention.codes import element_steps
 from fusegen.planner.attention.masks import Mask, mask_of
 from fusegen.planner.attention.operands import (
     accesses_of,
@@ -17,6 +18,7 @@ from fusegen.planner.attention.operands import (
     matrix,
     need_uncoded,
     pages_of,
+    scaled,
 )
 from fusegen.planner.attention.parts import AttentionTile
 from fusegen.planner.attention.recognition import MOST_DEPTH, Recognized, is_attention, is_wide, of_row
@@ -96,11 +98,13 @@ def candidate(
     key = matrix(
         accesses[found.key.name, "right"], target, depth, tile.keys, atom.k,
         pages=pages_of(found, found.key, accesses), coded=found.key.name in found.coded,
+        scaled=scaled(found, found.scores.inputs[1], accesses),
     )  # fmt: skip
     pages = None if shared else pages_of(found, found.value, accesses)
     value = matrix(
-        value_access, target, width, tile.keys, GROUP_ROWS, pages=pages, coded=found.value.name in found.coded
-    )
+        value_access, target, width, tile.keys, GROUP_ROWS, pages=pages, coded=found.value.name in found.coded,
+        scaled=scaled(found, found.product.inputs[1], accesses),
+    )  # fmt: skip
     if found.coded:  # a tile is put in its place once the one before has been multiplied: no copies past the registers
         key, value = (replace(m, transport="plain") for m in (key, value))
     if shared:
@@ -124,11 +128,13 @@ def candidate(
 
 
 def are_columns_of_keys(found: Recognized, layout: Layout) -> bool:
-    """Are the values the first columns of the keys, in the same rows and, if these lie in pages, of the same ones?"""
+    """Are the values the first columns of the keys, in the same rows and, if these lie in pages, of the same ones? And
+    is the same made of their codes?"""
     pages = [found.paged.get(tensor.name) for tensor in (found.key, found.value)]
     of_key, of_value = (node.inputs[1] if node else None for node in pages)
     within = found.value is found.key or (found.value.name, found.key.name) in layout.within
-    return within and of_key is of_value
+    made = [element_steps(product.inputs[1], found.dtype) for product in (found.scores, found.product)]
+    return within and of_key is of_value and made[0] == made[1]
 
 
 def regime(tile: AttentionTile, general: str, parts: int, shared: bool) -> str:

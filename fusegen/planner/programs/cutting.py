@@ -11,7 +11,8 @@ from fusegen.language.nodes import size_number
 from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
 from fusegen.language.types import DType, TensorType, f32
-from fusegen.planner.attention.recognition import is_attention, widens_codes
+from fusegen.planner.attention.codes import widens_codes
+from fusegen.planner.attention.recognition import is_attention
 from fusegen.planner.programs.model import Stored
 
 WORTH_STORING = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.PRODUCT, Kind.BIAS, Kind.SELECT, Kind.GATHER,

@@ -29,9 +29,11 @@ from fusegen.language.sizes import Dim, Expr, Shape, Size, broadcast, dims_in, s
 from fusegen.language.trace import OPS
 from fusegen.language.types import TensorType, i32
 from fusegen.language.views import View, made
-from fusegen.planner.attention.recognition import is_attention, widens_codes
+from fusegen.planner.attention.codes import widens_codes
+from fusegen.planner.attention.recognition import is_attention
 from fusegen.planner.programs.axes_as_rows import axes_as_rows
 from fusegen.planner.programs.by_turns import by_turns
+from fusegen.planner.programs.coded_factors import made_of_codes
 from fusegen.planner.programs.cutting import made_of_arrays
 from fusegen.planner.programs.grouping import groups_in_rows
 from fusegen.planner.programs.pages import Paged, paged_in
@@ -41,7 +43,6 @@ from fusegen.planner.programs.seen import (
     along_row,
     before,
     behind_rows,
-    cast_of,
     lies_across,
     name_of_view,
     number,
@@ -535,8 +536,9 @@ class Lowering:
 
     def factor(self, node: Node, view: View, of: Node) -> Node:
         if self.attention and widens_codes(self.graph, node):
-            shown = view if node.view is None else self.composed(view, node.view, node)
-            return cast_of(node, self.factor(node.inputs[0], shown, of))
+            found = made_of_codes(self, node, view, of)
+            if found is not None:
+                return found
         if self.attention and (pages := paged_in(node, view)) is not None:
             return self.pages(pages)
         if self.attention and (pages := paged_in(node, across(view))) is not None:

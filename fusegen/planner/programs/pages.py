@@ -67,13 +67,15 @@ def paged(node: Node, view: View) -> Paged | None:
     rank, rest = len(node.shape), len(table.shape) - 1
     first = rank - rest  # of the axes of a page
     *lead, number, row, width = view.columns
-    if first < 1 or rest < 2 or any(len(sizes) != 1 for sizes in view.base):
+    one = view.shape[-1] == 1 and not any(width)  # value a row, as scales are
+    if first < 1 or rest < (1 if one else 2) or any(len(sizes) != 1 for sizes in view.base):
         return None
-    at, last = first - 1, rank - 1
+    at, last = first - 1, rank if one else rank - 1
     line = next((b for b in range(first, last) if row == unit(b, rank)), None)
-    if line is None or number != unit(at, rank) or width != unit(last, rank):
+    if line is None or number != unit(at, rank) or not (one or width == unit(last, rank)):
         return None
-    if any(view.offset[b] != 0 or any(column[b] != 0 for column in lead) for b in (at, line, last)):
+    whole = (at, line) if one else (at, line, last)
+    if any(view.offset[b] != 0 or any(column[b] != 0 for column in lead) for b in whole):
         return None
     if view.shape[-3:-1] != (node.shape[at], node.shape[line]):  # of their columns it may be the first ones
         return None

@@ -253,16 +253,6 @@ def across(view: View) -> View:
     return view.transposed((*range(rank - 2), rank - 1, rank - 2))
 
 
-def cast_of(node: Node, factor: Node) -> Node:
-    """A factor, cast as `node` is where it lies; a view is the factor alone, which is seen by way of it."""
-    if node.view is not None:
-        return factor
-    if factor.op.kind is not Kind.TRANSPOSE:
-        return replace(node, inputs=(factor,), shape=factor.shape)
-    (lies,) = factor.inputs
-    return replace(factor, inputs=(replace(node, inputs=(lies,), shape=lies.shape),), dtype=node.dtype)
-
-
 def turned_round(node: Node, operator: Operator) -> Node:
     """A factor that a product takes the other way round than it lies."""
     shape = (*node.shape[:-2], node.shape[-1], node.shape[-2])
