@@ -24,11 +24,13 @@ from fusegen.planner.attention.recognition import is_attention
 from fusegen.planner.launching import as_launched
 from fusegen.planner.model import Candidates, Plan
 from fusegen.planner.programs.axes_as_rows import ways_over_axes
+from fusegen.planner.programs.factors_apart import copies_tensors, factors_apart
 from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.heads_as_rows import heads_as_rows
 from fusegen.planner.programs.long_rows import by_groups
 from fusegen.planner.programs.model import ProgramPlan, Step
 from fusegen.planner.programs.rows_as_columns import rows_as_columns
+from fusegen.planner.programs.steps import whole
 from fusegen.targets.base import Target
 
 # Of one kernel's estimate: several are taken only below it. Estimates of two kinds of kernels may be 15 % off each, in
@@ -109,6 +111,9 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
                 return cheapest(graph, target, WORTH_CUTTING * (dealt.time_us if dealt else least.time_us), LONG_STATES)
             except NoPlan:
                 return dealt
+        if copies_tensors(target) and not graph.viewed and factors_apart(whole(graph)) is not None:
+            with suppress(NoPlan):
+                return cheapest(graph, target, least.time_us, FEW_STATES)
         if graph.products and fills_part(found.plans[0]):
             deep: ProgramPlan | None = searching().deepened(graph, target, found.plans[0])
             if deep is not None:

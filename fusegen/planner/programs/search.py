@@ -45,6 +45,7 @@ from fusegen.planner.programs import (
 from fusegen.planner.programs.column_parts import Parted, parted
 from fusegen.planner.programs.deep_products import deep_products
 from fusegen.planner.programs.dependent import dependent
+from fusegen.planner.programs.factors_apart import with_plan
 from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.heads_as_rows import heads_as_rows
 from fusegen.planner.programs.joining import joined
@@ -448,7 +449,7 @@ class Search:
             return Kernel(makes, least, reason=str(error), cut=part.origins.get(error.node))
         two = self.by_parts(step, makes)
         try:
-            plans = ((step, self.plan_of(step)),)
+            plans = (with_plan(step, self.target, self.plan_of),)
             if two is not None and (two.time_us < plans[0][1].cost.time_us or (self.dealt and two.deals)):
                 return two
             if (deep := self.deeper(step, makes, plans[0][1])) is not None:
