@@ -492,6 +492,8 @@ class Shown:
     def of(self, array: Any) -> Any:
         if self.places is None:
             return array
+        if 0 in self.shape:  # a slice of no rows, of which nothing is made
+            return np.zeros(self.places.shape, np.asarray(array).dtype)
         return np.ascontiguousarray(np.broadcast_to(array, self.shape)).reshape(-1)[self.places]
 
     def law(self, law: Any) -> Any:
