@@ -51,11 +51,17 @@ def rereads_hit(graph: Graph, target: Target, tile: Tile, again: float, shared_b
     return rows * row_bytes * again <= target.l2_bytes // 2
 
 
-def traffic(graph: Graph, passes: Iterable[RowPass], again_from_l2: bool, again: float) -> Traffic:
+def traffic(
+    graph: Graph, passes: Iterable[RowPass], again_from_l2: bool, again: float, repeats: Iterable[tuple[str, str]] = (),
+    neighbours: int = 1,
+) -> Traffic:  # fmt: skip
     """Bytes and operations of one launch of `passes` at the graph's sizes.
 
-    `again`: the share of a kept row that later passes read again all the same.
+    `again`: the share of a kept row that later passes read again all the same. `repeats`: operands that show what
+    another one shows (`Layout.again`). They come from the L2 cache, and from a block's L1 where it has the rows beside
+    each other: of so many `neighbours` one row more is asked for.
     """
+    shown = dict(repeats)
     elements, rows = graph.rows * graph.cols, graph.rows
     reads: dict[str, float] = {}
     for row_pass in passes:
@@ -84,6 +90,10 @@ def traffic(graph: Graph, passes: Iterable[RowPass], again_from_l2: bool, again:
         few = output and tensor.node in graph.picked | graph.grouped | frozenset(graph.parts)
         per_element = whole if few else tensor.dtype.bytes * (elements if by_column else rows)
         asked = reads.get(tensor.name, 1)
+        if tensor.name in shown:
+            tensors.append(TensorTraffic(tensor.name, output, 0, 0, per_element, 0))
+            continue
+        asked += sum(reads.get(part, 1) for part, of in shown.items() if of == tensor.name) / neighbours
         tensors.append(TensorTraffic(tensor.name, output, size, round(size * times), per_element, asked))
     unfused = unfused_kernels(graph)
     per_element_fused = sum(t.per_element for t in tensors)

@@ -28,6 +28,8 @@ class Layout:
     lies next to each other there is one element of each, and they move together. `within`: operands that are the first
     columns of another one's rows, (those columns, the rows), in the same memory. `strides`: of those that are `apart`,
     where they are known, the strides of all axes, in elements; what is planned for others takes longer, no more.
+    `again`: operands most of whose elements another one shows as well, (those elements, that operand), which comes from
+    the same memory: as rows one further on. Whoever reads both finds the second in a cache.
     """
 
     split: bool = False
@@ -38,6 +40,7 @@ class Layout:
     interleaved: frozenset[tuple[str, ...]] = frozenset()
     within: frozenset[tuple[str, str]] = frozenset()
     strides: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
+    again: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def woven(self) -> frozenset[str]:

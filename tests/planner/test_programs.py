@@ -173,3 +173,15 @@ def test_a_plan_says_what_lies_where_and_why() -> None:
     assert "2. mlp_out: down, h -> out" in text
     assert "h bf16[M, H]  4608 B, at byte 0 of the workspace, from kernel 1 to 2" in text
     assert "the product at line " in text, "a plan is the same wherever its spec lies"
+
+
+def test_views_of_the_same_rows_count_as_their_bytes_once() -> None:
+    """Four taps of a padded operand: what a later view shows is in a cache."""
+
+    @chain(M=4096, N=2048)
+    def taps(x: bf16[M + 3, N], w: bf16[4, N]) -> bf16[M, N]:
+        return x[:-3] * w[0] + x[1:-2] * w[1] + x[2:-1] * w[2] + x[3:] * w[3]
+
+    (step,) = cheapest(taps.graph, H200).steps
+    assert sorted(part for part, _ in step.plan.layout.again) == ["x_offset_1", "x_offset_2", "x_offset_3"]
+    assert step.plan.cost.traffic.moved < 2.01 * 4096 * 2048 * 2

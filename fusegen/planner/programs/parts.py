@@ -11,6 +11,7 @@ from dataclasses import replace
 from fusegen.language.graph import Tensor, behind
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import Shape, size_of
+from fusegen.language.views import View
 from fusegen.planner.model import Layout
 from fusegen.planner.programs.steps import Bound, Lowered
 
@@ -85,6 +86,47 @@ def begins(part: Bound, whole: Bound, sizes: Mapping[str, int]) -> bool:
     longer = size_of(columns, sizes) < size_of(whole.view.shape[-1], sizes)
     wanted = replace(whole.view, shape=(*whole.view.shape[:-1], columns))
     return longer and part.base == whole.base and part.view == wanted
+
+
+def again(step: Lowered, layout: Layout, sizes: Mapping[str, int]) -> Layout:
+    """The layout with operands that show what another one shows, but for a few rows, as such: not those of which some
+    rows are read that another operand names."""
+    named = {n.inputs[0] for n in step.graph.gathers if any(a in step.graph.tensor_of for a in behind(n.inputs[1:]))}
+    inputs = {t.name for t in step.graph.inputs if t.node not in named}
+    spans = [(b, stretches(b.view, sizes)) for b in step.bounds if b.tensor in inputs and b.view.shape]
+    spans.sort(key=lambda pair: -elements(pair[1]))
+    found: dict[str, str] = {}
+    for place, (part, own) in enumerate(spans):
+        for whole, other in spans[:place]:
+            alike = (part.base, part.view.base) == (whole.base, whole.view.base) and whole.tensor not in found
+            both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(own, other, strict=False)] if alike else []
+            if own and 2 * elements(both) > elements(own):
+                found[part.tensor] = whole.tensor
+                break
+    return replace(layout, again=frozenset(found.items()))
+
+
+Stretch = tuple[int, int]
+"""The first and the last element along an axis."""
+
+
+def elements(found: Sequence[Stretch]) -> int:
+    return math.prod(max(0, last - first + 1) for first, last in found) if found else 0
+
+
+def stretches(view: View, sizes: Mapping[str, int]) -> list[Stretch]:
+    """What a view shows along each axis of its base; nothing where that is no stretch of neighbours."""
+    found = []
+    for start, row in zip(view.offset, view.steps, strict=True):
+        first, unit = size_of(start, sizes), 1
+        moving = [(size_of(step, sizes), size_of(size, sizes)) for step, size in zip(row, view.shape, strict=True)]
+        for step, count in sorted((pair for pair in moving if pair[0] and pair[1] > 1), key=lambda pair: abs(pair[0])):
+            if abs(step) != unit:
+                return []
+            first -= unit * (count - 1) if step < 0 else 0
+            unit *= count
+        found.append((first, first + unit - 1))
+    return found
 
 
 def place_of(bound: Bound, sizes: Mapping[str, int]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

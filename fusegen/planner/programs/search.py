@@ -53,7 +53,7 @@ from fusegen.planner.programs.kept import Outcome, remembered
 from fusegen.planner.programs.key_parts import keys_parted
 from fusegen.planner.programs.lowering import step_for
 from fusegen.planner.programs.model import Cut, ProgramPlan, Stored, one_after_another
-from fusegen.planner.programs.parts import interleaved, layout_of, parts_of, within
+from fusegen.planner.programs.parts import again, interleaved, layout_of, parts_of, within
 from fusegen.planner.programs.product_parts import grouped
 from fusegen.planner.programs.rounded_factors import rounded_factors
 from fusegen.planner.programs.steps import Lowered, NotOneStep, step_of, whole
@@ -521,7 +521,7 @@ class Search:
         return one_after_another([plan.cost.time_us for _, plan in plans], self.early_us)
 
     def plan_of(self, step: Lowered) -> Plan:
-        layout = within(step, layout_of(step, self.graph.sizes), self.graph.sizes)
+        layout = again(step, within(step, layout_of(step, self.graph.sizes), self.graph.sizes), self.graph.sizes)
         together = interleaved(step, layout, self.graph.sizes)
         if together != layout and (found := plans_of(step.graph, self.target, together).plans):
             return found[0]

@@ -108,7 +108,8 @@ def assemble(
         passes, shared = by_tiles(graph, draft.layout, draft.dims, passes, tile)
     if choosing:
         shared += choosing.shared_bytes
-    moved = traffic(graph, passes, again_from_l2, tile.again if staging == "shared" else 0.0)
+    again = tile.again if staging == "shared" else 0.0
+    moved = traffic(graph, passes, again_from_l2, again, draft.layout.again, tile.rows_per_block)
     work = Work(
         tile=tile,
         staging=staging,

@@ -36,6 +36,9 @@ BLOCK_THREADS = (128, 256, 512)
 # That share a row where a tensor lies turned round: its rows are next to each other, and the other threads of a warp,
 # which have as many rows, fill sectors of it together, while these fill sectors of the others.
 FEW_THREADS = (1, 2, 4, 8, 16)
+# The same where rows are read again for those beside them, which a block's L1 cache has then. Of a causal convolution
+# NVRTC gives a thread 40 registers so, and 72 where a block has one row: each case of missing rows is code of its own.
+BESIDE = (64, 128)
 TILE_ROWS = 32  # that make a run of a tensor that lies turned round, at least
 
 
@@ -103,7 +106,7 @@ def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     for vector in group_widths(graph, target, vector_widths(graph, layout)):
         draft = row_draft(graph, target, layout, vector, turned=True)
         planned = schedule(graph, draft.accesses, keeps="values", by_vectors=True)
-        few = FEW_THREADS if turned_along(graph, layout, draft.dims) else ()
+        few = FEW_THREADS if turned_along(graph, layout, draft.dims) else BESIDE if layout.again else ()
         for threads, per_thread, most in itertools.product(BLOCK_THREADS, shares(vector), (*few, max(BLOCK_THREADS))):
             per_row = group_lanes(graph, vector)
             while per_row < min(threads, most) and per_row * per_thread < draft.vectors:
@@ -115,7 +118,7 @@ def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
             rows = f"{tile.rows_per_block} row{'s' if tile.rows_per_block > 1 else ''}"
             regime = f"tiles of rows and columns; a block of {threads} threads on {rows}, {share_text(tile)}"
             yield assemble(draft, planned, tile, rule="elementwise", regime=regime)
-            if per_row in few and may_turn(draft, planned, tile):
+            if per_row in few and few is FEW_THREADS and may_turn(draft, planned, tile):
                 turned = f"{regime}; what lies turned round goes through shared memory"
                 yield assemble(draft, planned, tile, rule="elementwise", regime=turned, turned=True)
 
