@@ -225,7 +225,7 @@ def axis_of(graph: Graph, axis: int, names: Any, size: Size | None) -> str:
     for tensor in graph.inputs:
         if len(tensor.shape) >= -axis and tensor.shape[axis] == graph.shape[axis]:
             return f"{names[tensor.node]}.shape[{axis}]"
-    return str(graph.shape[axis])
+    return str(size_of(graph.shape[axis], graph.sizes))
 
 
 def literal_text(node: Node, graph: Graph, names: Any) -> str:

@@ -201,7 +201,9 @@ def gathered_rows(graph: Graph, tensor: Tensor, dims: tuple[RowDim, ...]) -> Gat
     missing = len(graph.shape) - len(index.shape)
     moving = {axis + missing for axis, size in enumerate(index.shape) if size == graph.shape[axis + missing]}
     along = tuple(i for i, d in enumerate(dims) if moving & set(d.axes))
-    return Gathered(argument(index, graph), f"{name}_count", f"{name}_stride", along)
+    walks = len(dims) == 1 and not along and any(moves_along(graph, tensor, axis) for axis in dims[0].axes)
+    stride = f"{name}_stride_by_index" if walks else f"{name}_stride"  # which that of its rows is called
+    return Gathered(argument(index, graph), f"{name}_count", stride, along)
 
 
 def access_mode(

@@ -24,10 +24,9 @@ from fusegen.language.graph import behind as nodes_behind
 from fusegen.language.group_sorting import ends_text
 from fusegen.language.naming import hides_frame
 from fusegen.language.one_kernel import obstacle
-from fusegen.language.reference import PLACES
 from fusegen.language.sizes import Dim, Expr, Shape, Size, broadcast, dims_in, shape_text, size_of
 from fusegen.language.trace import OPS
-from fusegen.language.types import TensorType, i32
+from fusegen.language.types import TensorType
 from fusegen.language.views import View, made
 from fusegen.planner.attention.codes import widens_codes
 from fusegen.planner.attention.recognition import is_attention
@@ -43,20 +42,19 @@ from fusegen.planner.programs.seen import (
     along_row,
     before,
     behind_rows,
+    leaf,
     lies_across,
     name_of_view,
-    number,
     once,
     part_name,
     parts_in,
-    plus,
     side,
     size_name,
     spread_over,
-    times,
     turned_round,
     within,
 )
+from fusegen.planner.programs.shifts import Shifts, may_shift, settled, shifts
 from fusegen.planner.programs.steps import Bound, Lowered, NotOneStep, whole
 
 
@@ -87,16 +85,23 @@ def as_it_is(graph: Graph, of_rows: bool = False) -> Lowered:
 
     A view of elementwise steps is made of what they read. Where that is none of an operand, as of one value a group
     beside the group's elements, or counts along other axes than a row's, it is made where they are written. Where one
-    result is several side by side, others of its shape are taken in the same parts.
+    result is several side by side, others of its shape are taken in the same parts. What is read of a join across its
+    parts is read in rows that are counted, and so is what reads an operand in several of its rows.
     """
+    shifted = Lowering(graph, of_rows=of_rows, shifted=True) if may_shift(graph) else None
     try:
         found = Lowering(graph, of_rows=of_rows).result()
     except NotOneStep as error:
         for again in (Lowering(graph, set(made_of_arrays(graph)), of_rows=of_rows),
-                      Lowering(graph, in_place=True, of_rows=of_rows)):  # fmt: skip
+                      Lowering(graph, in_place=True, of_rows=of_rows), shifted):  # fmt: skip
             with suppress(NotOneStep):
-                return again.result()
+                if again:
+                    return again.result()
         raise error from None
+    if found.shapes > 1 and shifted and shifts(graph):
+        with suppress(NotOneStep):
+            if (other := shifted.result()).shapes < found.shapes:
+                return other
     with suppress(NotOneStep):
         other = Lowering(graph, alike=True, of_rows=of_rows).result() if found.shapes > 1 else found
         return other if other.shapes < found.shapes else found
@@ -108,12 +113,13 @@ class Lowering:
 
     def __init__(
         self, graph: Graph, anchored: set[Node] | None = None, alike: bool = False, in_place: bool = False,
-        of_rows: bool = False,
+        of_rows: bool = False, shifted: bool = False,
     ) -> None:  # fmt: skip
         self.graph = graph
         self.of_rows = of_rows  # do operands keep their names, whose axes are one?
         self.alike = alike  # are results of one shape written in the same parts?
         self.in_place = in_place  # are views that are results made where they are written?
+        self.shifts = Shifts(self) if shifted else None  # are joins read across their parts?
         self.made: dict[tuple[Node, View, bool], Node] = {}
         self.inputs: dict[tuple[str, View, int], Tensor] = {}
         self.looked_up: dict[tuple[Node, View], dict[Node, int]] = {}  # the indices of an operand's rows, in turn
@@ -207,7 +213,8 @@ class Lowering:
             if inner is not None:
                 yield from self.written(self.hoisted(source), View.identity(source.shape), inner)
                 return
-        parts = parts_in(node, self.hoisted, self.anchored, self.graph.sizes) if shown.is_identity else None
+        alone = shown.is_identity and not self.shifts
+        parts = parts_in(node, self.hoisted, self.anchored, self.graph.sizes) if alone else None
         if parts is not None:
             for part in parts:
                 yield from self.written(node, part, part.of(place))
@@ -260,7 +267,7 @@ class Lowering:
         if kind is Kind.INPUT:
             return self.operand(node, view)
         if kind is Kind.LEAF:
-            return self.leaf(node, view)
+            return leaf(node, view)
         if kind is Kind.VIEW:
             assert node.view is not None
             return self.seen(node.inputs[0], self.composed(view, node.view, node), full)
@@ -324,15 +331,17 @@ class Lowering:
         except ValueError as error:
             raise NotOneStep(node, f"{node.operator}: {error}") from None
 
-    def operand(self, node: Node, view: View, turn: int = 0, whole: bool = False) -> Node:
+    def operand(self, node: Node, view: View, turn: int = 0, whole: bool = False, named: str = "") -> Node:
         """What a view shows of an operand, which goes by its own name where that is all of it (`whole`); another tensor
-        in each turn that its rows are looked up."""
+        in each turn that its rows are looked up, `named` so."""
         tensor = self.graph.tensor_of[node]
         if tensor.shape and not view.shape:  # one element is an array still
             view = view.sliced(None)
         key = (tensor.name, view, turn)
         if key not in self.inputs:
-            if whole or view.is_identity or self.whole_by(view, node):
+            if named:
+                name = self.free(named)
+            elif whole or view.is_identity or self.whole_by(view, node):
                 claimed = turn or any(other.name == tensor.name for other in self.inputs.values())
                 name = self.free(tensor.name) if claimed else tensor.name
             else:
@@ -363,27 +372,6 @@ class Lowering:
         self.taken.add(name)
         return name
 
-    def leaf(self, node: Node, view: View) -> Node:
-        """A number as it is; an index as what it is along the view's last axes."""
-        if not node.shape or view == View.identity(node.shape).tight():
-            return node
-        if node.op.name in PLACES:
-            raise NotOneStep(node, f"{node.operator}: random numbers are drawn for the places that values have")
-        axis = 0  # of [M, 1] or [N], what counts
-        rank = len(view.shape)
-        steps = {j: step for j, step in enumerate(view.steps[axis]) if step != 0}
-        offset = view.offset[axis]
-        whole = all(isinstance(step, int) for step in (*steps.values(), offset))
-        if not whole or any(j < rank - 2 for j in steps):
-            raise NotOneStep(node, f"{node.operator}: a view counts otherwise than along the last two axes")
-        total: Node | None = None
-        for j, step in steps.items():
-            last = j == rank - 1
-            op, shape = ("col_index", view.shape[-1:]) if last else ("row_index", (view.shape[j], 1))
-            index = Node(OPS[op], (), shape, i32, node.operator)
-            total = plus(total, times(index, step), node)
-        return plus(total, number(offset, node) if offset != 0 or total is None else None, node)
-
     def elementwise(self, node: Node, view: View, full: bool) -> Node:
         arguments: list[Node] = []
         arrays = [a for a in node.inputs if a.shape and a.op.kind is not Kind.LEAF]
@@ -401,7 +389,8 @@ class Lowering:
         shape: Shape = ()
         for made_one in arguments:
             shape = broadcast(shape, made_one.shape)
-        return replace(node, inputs=tuple(arguments), shape=shape)
+        found = replace(node, inputs=tuple(arguments), shape=shape)
+        return settled(found) if self.shifts and node.op.name == "where" else found
 
     def part(self, node: Node, view: View, full: bool) -> Node:
         """A view of a join that lies in one of its parts."""
@@ -409,6 +398,8 @@ class Lowering:
             inner = within(view, part)
             if inner is not None:
                 return self.seen(argument, inner, full)
+        if self.shifts:
+            return self.shifts.join(node, view)
         raise NotOneStep(node, f"{node.operator}: what is read of it lies in several of its parts")
 
     # ---------------------------------------------------------------- rows and matrices
@@ -455,9 +446,12 @@ class Lowering:
             source, shown = source.inputs[0], self.composed(shown, step, node)
         if source.op.kind is not Kind.INPUT:
             raise NotOneStep(table, f"{node.operator} reads rows that an index names, of a value that is computed")
+        return replace(node, inputs=(self.table(source, shown, found), found), shape=broadcast(found.shape, shape))
+
+    def table(self, source: Node, shown: View, index: Node, named: str = "") -> Node:
+        """An operand as a table of rows: for each index another tensor."""
         turns = self.looked_up.setdefault((source, shown), {})
-        rows = self.operand(source, shown, turns.setdefault(found, len(turns)))
-        return replace(node, inputs=(rows, found), shape=broadcast(found.shape, shape))
+        return self.operand(source, shown, turns.setdefault(index, len(turns)), named=named)
 
     def pages(self, of: Paged) -> Node:
         """Rows of pages, as attention reads its keys and values."""

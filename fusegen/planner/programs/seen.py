@@ -9,10 +9,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 from fusegen.language.graph import Graph, Kind, Node, Operator, behind
+from fusegen.language.reference import PLACES
 from fusegen.language.sizes import Expr, Shape, Size, broadcast, size_of, without_number
 from fusegen.language.trace import OPS
 from fusegen.language.types import i32
 from fusegen.language.views import View, made
+from fusegen.planner.programs.steps import NotOneStep
 
 
 def along_row(node: Node, argument: Node) -> Node:
@@ -278,6 +280,28 @@ def plus(total: Node | None, more: Node | None, node: Node) -> Node:
         assert found is not None
         return found
     return Node(OPS["add"], (total, more), broadcast(total.shape, more.shape), i32, node.operator)
+
+
+def leaf(node: Node, view: View) -> Node:
+    """A number as it is; an index as what it is along the view's last axes."""
+    if not node.shape or view == View.identity(node.shape).tight():
+        return node
+    if node.op.name in PLACES:
+        raise NotOneStep(node, f"{node.operator}: random numbers are drawn for the places that values have")
+    axis = 0  # of [M, 1] or [N], what counts
+    rank = len(view.shape)
+    steps = {j: step for j, step in enumerate(view.steps[axis]) if step != 0}
+    offset = view.offset[axis]
+    whole = all(isinstance(step, int) for step in (*steps.values(), offset))
+    if not whole or any(j < rank - 2 for j in steps):
+        raise NotOneStep(node, f"{node.operator}: a view counts otherwise than along the last two axes")
+    total: Node | None = None
+    for j, step in steps.items():
+        last = j == rank - 1
+        op, shape = ("col_index", view.shape[-1:]) if last else ("row_index", (view.shape[j], 1))
+        index = Node(OPS[op], (), shape, i32, node.operator)
+        total = plus(total, times(index, step), node)
+    return plus(total, number(offset, node) if offset != 0 or total is None else None, node)
 
 
 # ---------------------------------------------------------------- where views are made
