@@ -61,7 +61,7 @@ def traffic(
     another one shows (`Layout.again`). They come from the L2 cache, and from a block's L1 where it has the rows beside
     each other: of so many `neighbours` one row more is asked for.
     """
-    shown = dict(repeats)
+    shown, named = dict(repeats), {tensor.name: tensor for tensor in arrays(graph)}
     elements, rows = graph.rows * graph.cols, graph.rows
     reads: dict[str, float] = {}
     for row_pass in passes:
@@ -93,7 +93,8 @@ def traffic(
         if tensor.name in shown:
             tensors.append(TensorTraffic(tensor.name, output, 0, 0, per_element, 0))
             continue
-        asked += sum(reads.get(part, 1) for part, of in shown.items() if of == tensor.name) / neighbours
+        parts = {part: bytes_of(graph, named[part]) / max(1, whole) for part, of in shown.items() if of == tensor.name}
+        asked += sum(reads.get(part, 1) * min(1.0, share) for part, share in parts.items()) / neighbours
         tensors.append(TensorTraffic(tensor.name, output, size, round(size * times), per_element, asked))
     unfused = unfused_kernels(graph)
     per_element_fused = sum(t.per_element for t in tensors)

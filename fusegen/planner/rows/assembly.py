@@ -24,6 +24,7 @@ from fusegen.planner.pieces import (
     staged_elements,
 )
 from fusegen.planner.rows.bulk import with_places
+from fusegen.planner.rows.counted import counted
 from fusegen.planner.rows.duration import Work, estimate
 from fusegen.planner.rows.row_order import order_decisions, ordered
 from fusegen.planner.rows.schedule import ONLINE, Schedule
@@ -126,6 +127,7 @@ def assemble(
         bulk=draft.bulk,
         packed=packed(staging, planned.keeps),
         times_moved=times_moved(graph, target, draft.layout, draft.dims, draft.accesses, tile, turned),
+        counted=counted(graph),
         blocks=tile.blocks(max(1, graph.rows * (graph.cols if draft.flat else 1))),
     )
     return RowPlan(

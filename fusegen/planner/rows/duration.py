@@ -35,6 +35,7 @@ from fusegen.planner.cost import shares_read
 from fusegen.planner.model import Access, Cost, Load, RowPass, Staging, Tile, Traffic
 from fusegen.planner.parts import Scan
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, slots, words_of
+from fusegen.planner.rows.counted import counted_slots, registers_share
 from fusegen.planner.rows.in_place import turned
 from fusegen.planner.tile import in_shared_memory
 from fusegen.planner.time import floor_us, overlapped
@@ -187,6 +188,7 @@ class Work:
     bulk: bool = False  # rows come to shared memory and leave it by bulk copies
     packed: bool = False  # registers hold what was read as it was read
     times_moved: Mapping[str, float] = field(default_factory=dict)  # bytes of the sectors that a tensor takes, for its
+    counted: Mapping[str, float] = field(default_factory=dict)  # see `rows.counted`
 
     @property
     def turned(self) -> frozenset[str]:
@@ -249,6 +251,7 @@ def words_here(row_pass: RowPass) -> int:
 def words_held(work: Work) -> float:
     """Registers that an element of a row takes up where the passes have the most."""
     last = last_taken(work.passes)
+    share = registers_share(work.accesses, work.counted, work.tile) if len(work.passes) == 1 else 1.0
     kept: dict[str, float] = {}  # words of each value that waits between two passes
     ahead = most = 0.0
     for number, row_pass in enumerate(work.passes):
@@ -259,7 +262,7 @@ def words_held(work: Work) -> float:
         kept |= dict.fromkeys((keep.value for keep in (*row_pass.keeps, *row_pass.scans_kept)), 1)
         after = sum(words for value, words in kept.items() if last.get(value, 0) > number)
         if not work.bulk:
-            reads = {load: read_words(load, work) for load in row_pass.reads}
+            reads = {load: share * read_words(load, work) for load in row_pass.reads}
             ahead += sum(words for load, words in reads.items() if load.when == "ahead")
             waiting = sum(words for load, words in reads.items() if load.when != "ahead")
             alive += waiting * (LATE_READS_SHARE if row_pass.late else LATER_READS_SHARE if number else 1.0)
@@ -439,7 +442,7 @@ def instructions(graph: Graph, work: Work) -> float:
         element += sum(scan_slots(scan) for scan in row_pass.scans)
         if work.in_shared and not work.bulk:
             element += SHARED_ACCESS_SLOTS * share * (len(row_pass.takes) + len(row_pass.keeps))
-    element += 2 * SHARED_ACCESS_SLOTS * len(work.turned)
+    element += 2 * SHARED_ACCESS_SLOTS * len(work.turned) + counted_slots(work.accesses, work.counted, tile)
     if work.bulk:
         element += sum(brought(row_pass, tile, graph.cols) for row_pass in work.passes)
     elif tile.vector == 1:
@@ -448,11 +451,8 @@ def instructions(graph: Graph, work: Work) -> float:
         element += SINGLE_SLOTS * sum(access.mode == "element" and access.by_column for access in work.accesses)
         element += sum(shifting(row_pass, tile) for row_pass in work.passes) / tile.vector
         if work.copies:
-            element += (
-                PLACED_SLOTS
-                * sum(load.when == "keep" for row_pass in work.passes for load in row_pass.loads)
-                / tile.vector
-            )
+            kept = sum(load.when == "keep" for row_pass in work.passes for load in row_pass.loads)
+            element += PLACED_SLOTS * kept / tile.vector
         if not tile.remainder and not all(row_pass.blocks_of for row_pass in work.passes):
             element += ROW_END_SHARE * element * min(1.0, 2 / (tile.per_thread * max(1.0, tile.row_threads / 32)))
     reductions = sum(len(row_pass.reductions) for row_pass in work.passes)
