@@ -108,7 +108,8 @@ class Products(Draft):
             self.features.add("special scales of rows" if self.operands[-1].special else "scales of rows")
             return self.times(left, scale)
         term = self.other(step, a)
-        before = left.kernel_before or step in ("softmax", "layernorm")
+        # behind a step an RMSNorm's scale is a number of the row, which the sums of a second one need first
+        before = left.kernel_before or left.behind is not None or step in ("softmax", "layernorm")
         return Left(term, term, computed=True, kernel_before=before)
 
     def normalized(self, left: Left) -> Left:
