@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fusegen
-from fusegen import Chain, bf16, chain, dims, f8e4m3, f16, f32, pipeline
+from fusegen import Chain, bf16, chain, dims, f8e4m3, f16, f32, i32, pipeline
 from fusegen import ops as F
 from fusegen.planner.programs import kernels_of, step_candidates
 from fusegen.planner.programs.model import ProgramPlan
@@ -55,7 +55,21 @@ def transposed_scales(x: bf16[S, D], w: bf16[T, D]) -> tuple[f8e4m3[S, T], f32[T
     return codes, scales.T
 
 
-CHAINS = (indexer, narrow, batches, causal, mean, transposed_scales)
+@chain(S=24, T=150, H=16, D=64)
+def projected(x: bf16[S, D], wq: bf16[H * D, D], k: bf16[T, D], ww: bf16[H, D]) -> f32[S, T]:
+    """Queries and weights of heads are products themselves."""
+    q = F.rearrange(F.cast(x @ wq.T, bf16), "s (h d) -> s h d", h=H)
+    return F.sum(F.relu(q @ k.T) * (x @ ww.T)[:, :, None], axis=1, keepdims=False)
+
+
+@chain(S=24, T=150, H=16, D=64)
+def chosen(q: bf16[S, H, D], k: bf16[T, D], w: f32[S, H]) -> tuple[f32[S, 8], i32[S, 8]]:
+    """The best keys of those up to the token's own."""
+    scores = F.sum(F.relu(q @ k.T) * w[:, :, None], axis=1, keepdims=False)
+    return F.topk(F.where(F.col_index(scores) <= F.row_index(scores) + (T - S), scores, -float("inf")), 8)
+
+
+CHAINS = (indexer, narrow, batches, causal, mean, transposed_scales, projected, chosen)
 
 
 @pytest.mark.parametrize("name", ["cuda:h200", "cuda:l40s", "hip:mi300x"])
@@ -72,6 +86,16 @@ def test_an_indexer_is_one_kernel(name: str) -> None:
     program = planned(large, name)
     (step,) = program.steps
     assert [node.op.name for node in step.graph.grouped] == ["group_sum"]
+
+
+@pytest.mark.parametrize("spec", [projected.at(S=4096, T=4096, H=64, D=128), chosen.at(S=2048, T=4096, H=64, D=128)],
+                         ids=lambda spec: spec.name)  # fmt: skip
+def test_what_stands_around_an_indexer_takes_one_more(spec: Chain) -> None:
+    """The queries in bf16, as they are multiplied; the scores by tokens, as they are chosen from."""
+    program = planned(spec, "cuda:h200")
+    assert len(program.steps) == 2
+    kinds = {stored.type.dtype for stored in program.between}
+    assert kinds == ({bf16, f32} if spec.name == "projected" else {f32})
 
 
 def test_scales_of_a_product_are_stored_the_other_way_round_at_once() -> None:

@@ -111,6 +111,19 @@ def test_what_has_nothing_in_common_is_a_kernel_each(spec: Chain) -> None:
     assert program.arena(spec.graph.sizes).bytes == 0
 
 
+def test_a_factor_in_another_shape_is_stored_as_the_chain_casts_it() -> None:
+    """And not the product in f32, which the second one's kernel would cast for each of its tiles."""
+    S, T, H = dims("S T H")
+
+    @chain(S=2048, T=2048, H=16, K=128)
+    def projected(x: bf16[S, K], w: bf16[H * K, K], k: bf16[T, K]) -> bf16[S, H, T]:
+        return F.rearrange(F.cast(x @ w.T, bf16), "s (h k) -> s h k", h=H) @ k.T
+
+    program = cut(projected)
+    assert [step.plan.rule for step in program.steps] == ["wgmma", "wgmma"]
+    assert [stored.type.dtype for stored in program.between] == [bf16]
+
+
 def test_a_chain_of_products_shares_its_workspace() -> None:
     @chain(M=1024, N=256, K=256)
     def deep(x: bf16[M, K], a: bf16[K, K], b: bf16[K, K], c: bf16[K, K], d: bf16[N, K]) -> bf16[M, N]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.language.graph import FITTED, ROUNDS, Graph, Kind, Node, Operator, Tensor, once_per_graph, plain, shown_by
@@ -33,6 +33,47 @@ def widened_factors(graph: Graph) -> frozenset[Node]:
         return frozenset()
     rights = (shown_by(factor) for product in graph.products for factor in product.inputs[1:2])
     return frozenset(factor for factor in rights if widens_codes(graph, factor))
+
+
+def around_products(graph: Graph) -> Iterator[frozenset[Node]]:
+    """All that is computed before the first products and used by them or behind them: quantized rows and their scales,
+    say. The same of products that take what others give, behind the chain's casts, say. First as it is computed, which
+    lies as kernels write it best and is read through its views, then as each of those views shows it. And what products
+    are reduced to, as the views behind show it."""
+    depths: dict[Node, int] = {}  # how many products there are one behind the other, up to a value
+    for node in graph.nodes:
+        depths[node] = max((depths[a] for a in node.inputs), default=0) + (node.op.kind is Kind.PRODUCT)
+    reduced = {as_shown(graph, n) for n in graph.nodes if n.op.kind is Kind.REDUCE and depths[n]}
+    if any(n.op.kind is Kind.VIEW for n in reduced):
+        yield frozenset(reduced)
+    for depth in range(1, max(depths.values()) + 1):
+        behind = [node for node in graph.nodes if depths[node] >= depth]
+        read = {lying(a) for node in behind for a in node.inputs if depths[a] < depth}
+        shown = [views_of(node) for node in read]
+        for level in range(max(map(len, shown), default=0)):
+            made = {views[min(level, len(views) - 1)] for views in shown}
+            if computed := frozenset(a for a in made if a.inputs):
+                yield computed
+
+
+def as_shown(graph: Graph, node: Node) -> Node:
+    """The last of the views through which alone a value is read."""
+    while len(users := graph.users.get(node, ())) == 1 and users[0].op.kind is Kind.VIEW:
+        (node,) = users
+    return node
+
+
+def views_of(node: Node) -> list[Node]:
+    """What a view shows, the views between, and the view."""
+    found = [node]
+    while found[0].op.kind is Kind.VIEW:
+        found.insert(0, found[0].inputs[0])
+    return found
+
+
+def lying(factor: Node) -> Node:
+    """A factor as it is computed, which the product takes turned round."""
+    return factor.inputs[0] if factor.op.kind is Kind.TRANSPOSE else factor
 
 
 @once_per_graph
@@ -192,7 +233,7 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
     operands = [t for t in graph.inputs if t.node in set(computed)]
 
     def is_stored(node: Node, dtype: DType) -> bool:
-        return any(n in read and memory[n].type.dtype is dtype for n in (node, shown_by(node)))
+        return any(n in read and memory[n].type.dtype is dtype for n in views_of(node))
 
     own = {size for t in (*operands, *inputs) for size in t.shape[-1:]}
     counted = {n.inputs[0].shape[axis] for n in computed for axis in n.over}

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from fusegen.errors import NoPlan
-from fusegen.language.graph import Graph, Kind, Node, plain, shown_by
+from fusegen.language.graph import Graph, Kind, Node, plain
 from fusegen.language.one_kernel import of_ends, of_gathers, of_orders, of_scatters
 from fusegen.language.sharing import share_common
 from fusegen.language.types import DType, size_of
@@ -221,7 +221,7 @@ class Search:
         queue: list[tuple[float, float, int, Found]] = [(0, first.time_us, 0, first)]
         seen = {first.state}
         impatient = False
-        for seed in (*self.before_products(), cutting.widened_factors(self.graph).intersection(self.stored)):
+        for seed in self.seeds():
             if seed in seen or not (other := self.look(seed)).whole:  # it is one of many on the way, if cuts lead to it
                 continue
             seen.add(seed)
@@ -288,19 +288,10 @@ class Search:
         inside = (self.cone(kernel.makes, found.state)[0] for kernel in stuck)
         return sum(node.op.kind not in EASY for nodes in inside for node in nodes)
 
-    def before_products(self) -> Iterator[State]:
-        """All that is computed before the first products and used by them or behind them: quantized rows and their
-        scales, say. First as it is computed, which lies as kernels write it best and is read through its views, then as
-        those views show it. None where not all of it can be in memory."""
-        behind: set[Node] = set()
-        for node in self.graph.nodes:
-            if node.op.kind is Kind.PRODUCT or any(a in behind for a in node.inputs):
-                behind.add(node)
-        read = {a for node in behind for a in node.inputs if a not in behind}
-        read = {a.inputs[0] if a.op.kind is Kind.TRANSPOSE else a for a in read}
-        for made in ({shown_by(a) for a in read}, read):
-            if (stored := frozenset(a for a in made if a.inputs)) and stored <= self.stored.keys():
-                yield stored
+    def seeds(self) -> Iterator[State]:
+        """States to look at before any cut is found: none where not all of one can be in memory."""
+        yield from filter(self.stored.keys().__ge__, cutting.around_products(self.graph))
+        yield cutting.widened_factors(self.graph).intersection(self.stored)
 
     def beside(self, state: State) -> Iterator[State]:
         """The state with a value replaced, and with one left out: the largest first."""
