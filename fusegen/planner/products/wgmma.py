@@ -508,7 +508,7 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     @property
     def reduced_cols(self) -> int:
         """Columns of a group that tiles reduce; 0: they reduce none."""
-        return max(node.group for node in self.hoisted.nodes)
+        return max(node.group for node in self.hoisted.nodes) if self.hoisted.grouped else 0
 
     @property
     def chunks_are_groups(self) -> bool:
