@@ -309,7 +309,8 @@ class SumSpeller(GemmWords):
         guard = [*places["guard"], f"{self.tile_row()} < rows_here" if self.short else f"row < {self.rows_end}"]
         if output_group.cols % self.tile.cols:
             guard.append(f"col < {self.cols(output_group)}")
-        ahead = [load for load in output_group.loads if load.when == "ahead"]
+        elements = output_group.stores or not output_group.steps  # else steps read what they need one by one
+        ahead = [load for load in output_group.loads if load.when == "ahead" and elements]
         moving = [load for load in ahead if len(plan.row_dims) - 1 in load.access.strided]
         each = moving if output_group.passes > 1 else []
         return {

@@ -15,18 +15,6 @@
 
 #include <cuda_bf16.h>
 
-// N values that move together, 16 bytes at a time where they fill them
-template <typename T, int N>
-struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
-  T at[N];
-};
-
-// the vector at p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load(const T* p) {
-  return *reinterpret_cast<const Vec<T, N>*>(p);
-}
-
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
   float y;
