@@ -392,8 +392,8 @@ class Search:
             gain = one_after_another((kernel.time_us, alone.time_us), self.early_us) - both.time_us
             if not both.plans:
                 continue
-            if not alone.plans:
-                gain += STUCK_US
+            if not alone.plans:  # what one sort gives has no kernel of its own beside that
+                gain += math.inf if makes[0][0].op.kind is Kind.ORDER else STUCK_US
             if gain > 0 and (best is None or gain > best[0]):
                 best = gain, place, both
         if best is None:

@@ -110,7 +110,7 @@ def assemble(
     if choosing:
         shared += choosing.shared_bytes
     again = tile.again if staging == "shared" else 0.0
-    moved = traffic(graph, passes, again_from_l2, again, draft.layout.again, tile.rows_per_block)
+    moved = traffic(graph, passes, again_from_l2, again, draft.layout.again, tile.rows_per_block, draft.target.l2_bytes)
     work = Work(
         tile=tile,
         staging=staging,

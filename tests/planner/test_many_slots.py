@@ -1,0 +1,58 @@
+"""Layers of experts of many tokens: one sort makes all that it gives, and rows go where they take less time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fusegen import bf16, chain, dims, i32
+from fusegen import ops as F
+from fusegen.planner import candidates
+from fusegen.planner.cost import missed_bytes
+from fusegen.planner.programs import kernels_of
+from fusegen.planner.programs.model import ProgramPlan
+from fusegen.targets import A100, H200, MI300X, Target
+from tests.specs import SHIPPED
+
+
+def planned(tokens: int, target: Target) -> ProgramPlan:
+    _, program = kernels_of(SHIPPED["moe_layer"].graph.at(T=tokens), target)
+    assert program is not None
+    return program
+
+
+@pytest.mark.parametrize("target", [H200, A100, MI300X], ids=lambda target: target.arch)
+def test_one_kernel_sorts_the_slots_of_many_tokens(target: Target) -> None:
+    """Each order that a sort gives is no kernel by itself, however long the sort takes beside one of ends alone."""
+    rules = [step.plan.rule for step in planned(65536, target).steps]
+    assert rules.count("slot_sort") == 1
+
+
+@pytest.mark.parametrize("tokens", [8192, 16384, 65536])
+def test_rows_are_gathered_on_their_way_in(tokens: int) -> None:
+    steps = planned(tokens, H200).steps
+    assert [step.plan.rule for step in steps] == ["wgmma", "topk", "slot_sort", "wgmma", "wgmma", "elementwise"]
+
+
+def test_what_the_cache_has_no_more_of_rows_that_are_named_again() -> None:
+    megabyte, l2 = 2**20, float(H200.l2_bytes)
+    assert missed_bytes(64 * megabyte, 64 * megabyte, l2) == 0  # each once
+    assert missed_bytes(megabyte, 1000 * megabyte, l2) == 0  # a small table stays there
+    assert missed_bytes(1024 * megabyte, 4096 * megabyte, l2) > 0.95 * 3072 * megabyte
+    assert missed_bytes(0, 0, l2) == missed_bytes(megabyte, 4 * megabyte, math.inf) == 0
+
+
+TOKENS, SLOTS, K = dims("T S K")
+
+
+@chain(T=16384, S=65536, K=2048)
+def copied(x: bf16[TOKENS, K], order: i32[SLOTS, 1]) -> bf16[SLOTS, K]:
+    return F.gather(x, order)
+
+
+@pytest.mark.parametrize(("tokens", "measured"), [(16384, 136), (32768, 278), (65536, 560)])
+def test_a_copy_of_rows_in_the_order_of_their_experts(tokens: int, measured: float) -> None:
+    """By an H200, us, cold L2: rows that are named again lie too far apart for the cache."""
+    plan = candidates(copied.graph.at(T=tokens, S=4 * tokens), H200).need()[0]
+    assert 0.78 * measured < plan.cost.time_us < measured
