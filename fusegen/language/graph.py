@@ -453,15 +453,15 @@ class Graph:
         return found
 
     def need_sizes(self) -> None:
-        """Raises SpecError where a computed size does not come out even, or is no size."""
+        """Raises SpecError where a computed size does not come out even, or is no size of an axis."""
+        axes = {size for node in self.nodes for size in node.shape}
         for size, where in self.computed_sizes.items():
             try:
                 number = size_of(size, self.sizes)
             except SpecError as error:
                 raise SpecError(f"{self.name}: {error}", where) from None
-            least = 0 if 0 in (self.sizes[d.name] for d in dims_in(size)) else 1
-            if not least <= number <= LARGEST_SIZE:
-                at = at_text(size, self.sizes)
+            least, at = 0 if 0 in (self.sizes[d.name] for d in dims_in(size)) else 1, at_text(size, self.sizes)
+            if size in axes and not least <= number <= LARGEST_SIZE:
                 said = f"{self.name}: the size {size} is {number} at {at}; a size is {least} to {LARGEST_SIZE}"
                 raise SpecError(said, where)
         for node in self.nodes:

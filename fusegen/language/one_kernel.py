@@ -13,7 +13,6 @@ from fusegen.errors import Where
 from fusegen.language.axes import column_reductions, reduced_axes
 from fusegen.language.graph import Extent, Graph, Kind, Node, behind, broadcast, once_per_graph, whole_rows
 from fusegen.language.ordering import along_row
-from fusegen.language.sizes import dims_in
 from fusegen.language.types import Shape, shape_text
 
 
@@ -286,12 +285,7 @@ def of_rows(graph: Graph, shape: Shape) -> Obstacle | None:
     """Sizes and reductions of other axes than the rows' own."""
     if graph.products:
         return None
-    kept = graph.selection.shape[-1:] if graph.selection else ()
-    constant = set(dims_in((*shape[-1:], *kept)))
     for node in graph.nodes:
-        if node.size is not None and node.size not in graph.counted and not constant.issuperset(dims_in(node.size)):
-            reason = f"size({node.size}): only the last axis ({shape[-1]}) is a constant of the kernel"
-            return Obstacle(reason, node.where)
         if (
             node.op.kind is Kind.REDUCE
             and not node.over

@@ -218,8 +218,8 @@ def numbers_of(node: Node) -> tuple[Node, ...]:
 
 def axis_of(graph: Graph, axis: int, names: Any, size: Size | None) -> str:
     """The size of the chain's axis, as an operand knows it; a literal where none does. A chain with products takes
-    several spaces: there it is `size` that is looked for."""
-    if graph.products or graph.space is None:
+    several spaces: there it is `size` that is looked for, as is a size of another axis, which a number may be."""
+    if graph.products or graph.space is None or size not in (None, graph.shape[axis]):
         found = [(t, i - len(t.shape)) for t in graph.inputs for i, s in enumerate(t.shape) if s == size]
         return f"{names[found[0][0].node]}.shape[{found[0][1]}]" if found else str(size)
     for tensor in graph.inputs:

@@ -332,16 +332,6 @@ def check_graph(graph: Graph) -> None:
     for tensor in graph.outputs:
         if not any(n.op.kind is Kind.INPUT for n in graph.ancestors(tensor.node)):
             raise SpecError(f"output {tensor.name!r} does not depend on any operand", tensor.node.where)
-    constant = set(dims_in(tuple(node.shape[-1] for node in graph.nodes if node.shape)))
-    for node in graph.nodes:
-        if graph.products:
-            continue
-        if node.size is not None and node.size not in graph.counted and not constant.issuperset(dims_in(node.size)):
-            raise SpecError(
-                f"size({node.size}): only a last axis is a constant of a kernel; "
-                f"pass {node.size} as a run-time scalar (f32)",
-                node.where,
-            )
     for node in graph.selections:
         check_picks(graph, node)
     for node in graph.scatters:

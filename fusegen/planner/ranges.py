@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fusegen.language.graph import CASTS, Graph, Node, Tensor, once_per_graph, overflows, shown_by
+from fusegen.language.sizes import Dim, Expr, Size
 from fusegen.language.types import b8, f32, i8, i32, u8, u32
 
 SMALLEST_NORMAL = 2.0**-126
@@ -80,6 +81,8 @@ def range_of(node: Node, of: list[Range], graph: Graph) -> Range:
     if node.op.name == "literal":
         value = math.nan if node.literal is None else float(node.literal)
         return ANY if math.isnan(value) else Range(value, value)
+    if node.size is not None:
+        return Range(1.0 if at_least_one(node.size) else -(2.0**63), 2.0**63)
     if node.op.name in ("col_index", "top_columns"):
         return Range(-1.0, max(0, graph.cols - 1))
     if node.dtype is u32 and node.op.name == "bit_and":
@@ -87,6 +90,14 @@ def range_of(node: Node, of: list[Range], graph: Graph) -> Range:
     if node.op.name in ("mul", "square") and node.inputs[0] is node.inputs[-1]:
         return Range(least_magnitude(of[0]) ** 2, product(of[0], of[0]).high)
     return RANGES[node.op.name](*of) if node.op.name in RANGES else ANY
+
+
+def at_least_one(size: Size) -> bool:
+    """Is that surely so, whatever the dims? A difference, as a number in a chain's body, may be 0 and less."""
+    return not isinstance(size, Expr) or all(
+        factor >= 1 and all(isinstance(atom, Dim) and exponent > 0 for atom, exponent in monomial)
+        for monomial, factor in size.terms
+    )
 
 
 def inside(found: Range) -> bool:
@@ -207,7 +218,6 @@ RANGES: Mapping[str, Callable[..., Range]] = {
     "sigmoid": between(0.0, 1.0),
     "tanh": between(-1.0, 1.0),
     "erf": between(-1.0, 1.0),
-    "size": between(1.0, 2.0**63),
     "row_index": between(0.0, i32.largest),
     "to_unit": between(0.0, 1.0),
     "to_f32": lambda a: a,

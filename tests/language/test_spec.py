@@ -271,13 +271,6 @@ def test_sizes_of_at_are_checked() -> None:
         made.at(N=0)
 
 
-def test_size_of_a_run_time_dim_is_refused() -> None:
-    def spec(x: f16[M, N]) -> f16[M, N]:
-        return x * F.size(M)
-
-    assert "pass M as a run-time scalar" in wrong(spec)
-
-
 def test_scalar_of_f16_is_refused() -> None:
     def spec(x: f16[M, N], a: f16) -> f16[M, N]:
         return x * a
