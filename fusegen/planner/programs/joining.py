@@ -21,7 +21,8 @@ from fusegen.planner.programs.model import Joined, ProgramPlan, Step, names_of
 from fusegen.planner.programs.side_by_side import MOST_STEPS, launch_cost, obstacle
 
 MOST_PLANS = 4  # of each step, the cheapest first, that are looked at for one block size
-FEWER_US = 0.7  # that a launch less is worth beside its time: the host's, and less than runs differ by
+FEWER_US = 0.7  # that a launch less is worth beside its time: the host's, and less than runs differ by,
+FEWER_SHARE = 0.005  # or this share of all launches' time: programs of 0.5 to 5 ms spread over 3 % and more
 SHORT_US = 16.0  # a step of one cluster: on so few SMs longer ones take longer than launches do
 
 ByThreads = Mapping[int, Plan]  # a step's cheapest plan of each block size, for so few SMs
@@ -114,18 +115,19 @@ def in_one_cluster(program: ProgramPlan) -> ProgramPlan:
     short = [by_threads(program, steps) for steps in launches]
     wide = [by_threads(program, steps, one_cluster.clusters_of(program.target)) for steps in launches]
     taking = [launch_cost([step.plan for step in steps], program.target).time_us for steps in launches]
+    fewer = max(FEWER_US, FEWER_SHARE * sum(taking))
     # of the first so many launches: the least time, and how they are launched
     best: list[tuple[float, tuple[Step, ...]]] = [(0.0, ())]
     for end in range(1, len(launches) + 1):
         time, steps = best[end - 1]
-        found = time + taking[end - 1] + FEWER_US - early, (*steps, *launches[end - 1])
+        found = time + taking[end - 1] + fewer - early, (*steps, *launches[end - 1])
         for start in range(end - 2, -1, -1):
             if not all(short[start:end]):
                 break
             for one in ways(launches[start:end], short[start:end], wide[start:end]):
                 time, steps = best[start]
                 cost = turn_cost(one).time_us
-                found = min(found, (time + cost + FEWER_US - early, (*steps, *one)), key=lambda pair: pair[0])
+                found = min(found, (time + cost + fewer - early, (*steps, *one)), key=lambda pair: pair[0])
         best.append(found)
     return replace(program, steps=best[-1][1])
 
@@ -150,12 +152,11 @@ def by_threads(program: ProgramPlan, steps: Sequence[Step], clusters: int = 1) -
     """Of a launch of one short step, by so many clusters; nothing of any other. New rows of an operand have a launch of
     their own: what they leave as it is, the emulator takes for bytes that this launch has yet to write."""
     step = steps[0]
-    if len(steps) > 1 or step.plan.cost.time_us > SHORT_US or step.graph.scatters:
+    long = step.plan.cost.time_us > SHORT_US and not step.graph.orders  # a sort is one cluster's anyway
+    if len(steps) > 1 or long or step.graph.scatters:
         return {}
-    few = one_cluster.narrowed(program.target, clusters)
-    plans = candidates(step.graph, few, step.plan.layout).plans
     found: dict[int, tuple[float, Plan]] = {}
-    for plan in plans:
+    for plan in on_few(program, step, clusters):
         if one_cluster.obstacle([plan]) or not streams(plan):
             continue
         if clusters > 1 and shares.rows_of_block(plan) is None:
@@ -165,6 +166,13 @@ def by_threads(program: ProgramPlan, steps: Sequence[Step], clusters: int = 1) -
         if plan.threads not in found or time < found[plan.threads][0]:
             found[plan.threads] = time, own
     return {threads: plan for threads, (_, plan) in found.items()}
+
+
+def on_few(program: ProgramPlan, step: Step, clusters: int = 1) -> tuple[Plan, ...]:
+    """Candidates on the SMs of so many clusters, the cheapest first. A sort of slots is one cluster's on any GPU,
+    and 16384 slots were to take 5.8 us in a router's launch, for 7.5, by few SMs that are said to do what all do."""
+    few = program.target if step.graph.orders else one_cluster.narrowed(program.target, clusters)
+    return candidates(step.graph, few, step.plan.layout).plans
 
 
 def streams(plan: Plan) -> bool:
@@ -204,8 +212,7 @@ def one_cluster_as(program: ProgramPlan, large: ProgramPlan) -> ProgramPlan | No
         for place, step in enumerate(steps):
             own = by_name[step.name]
             clusters = one_cluster.clusters_of(program.target) if step.share else 1
-            few = one_cluster.narrowed(program.target, clusters)
-            plans = candidates(own.graph, few, step.plan.layout).plans
+            plans = on_few(program, replace(own, plan=step.plan), clusters)
             found = [one_cluster.on(program.target, plan, own.plan.cost.floor_us) for plan in plans]
             alike = [p for p in found if (p.rule, p.threads) == (step.plan.rule, step.plan.threads)]
             alike = [plan for plan in alike if not one_cluster.obstacle([plan])]

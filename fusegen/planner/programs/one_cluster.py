@@ -39,8 +39,10 @@ SM_GBS = 80.0  # that one SM brings
 # 20; benchmarks/one_cluster.py): all three steps by one cluster took 3.1 us less than three launches for 8 tokens, 0.9
 # less for 64, 1.2 less for 128, 0.1 more for 256 and 5.3 more for 512. The constants say 3.6, 2.1, 1.8 and 0.6 less,
 # and 7.2 more. With the first one or two steps shared out to 14 clusters, of 64 to 4096 tokens and 64 experts, they are
-# within 1.2 us of what 20 ways took. One launch then takes, and took as three: 64 tokens 9.3 and 12.3, 256 10.6 and
-# 13.0, 512 12.2 and 13.4, 2048 16.6 and 16.0, 4096 26.4 and 19.8.
+# within 1.2 us of what 20 ways took. One launch then takes, and took as three: 64 tokens 9.6 and 11.2, 256 10.7 and
+# 12.4, 512 11.6 and 13.0, 2048 15.3 and 15.5, 4096 25.2 and 18.7. The choice of experts and the sort without the
+# product, of 2048 to 65536 tokens: 9.6, 11.0, 13.9, 20.6, 31.9 and 53.7 us in one launch, said within
+# 10 %, and 8.3, 9.5, 12.2, 15.5, 22.0 and 35.7 in two.
 BARRIER_US = 0.9  # between two steps
 TURN_US = 1.2  # of a block behind the first one that an SM takes: nothing else of the step runs beside it
 SOONER_US = 2.6  # that a product of few bytes takes less than the cost of products says, which is fitted to many

@@ -5,7 +5,7 @@
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
 // views    order_value_part is order_value as [4 * T, 1]
 // looks up rows of x at floor_div, 0 where there is none
-// tile     32 x 16 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 3 for each group;
+// tile     32 x 32 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 3 for each group;
 //          each of rows of one of 64 groups
 // traffic  540.0 MB moved, 540.0 MB ideal, 561.0 MB with products apart, 568.3 MB unfused in 6 launches
 // floor    264.8 us at 2.039 TB/s; memory-bound at 15.91 flop/B
@@ -61,9 +61,10 @@ __device__ __forceinline__ int floor_quotient(int x, int y) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 32, tile_cols = 16, tile_k = 64, stages = 3;
+constexpr int tile_rows = 32, tile_cols = 32, tile_k = 64, stages = 3;
 constexpr int split_k = 2, steps = 16;  // parts of K, and slices of each
-constexpr int tiles_across = 64;
+constexpr int threads = 64;
+constexpr int tiles_across = 32;
 constexpr int segments = 64;  // groups of rows
 // elements from the start of a slice to the right factors, and to its end
 constexpr int gate_at = tile_rows * tile_k;
@@ -302,13 +303,13 @@ moe_layer_h(
     #pragma unroll
     for (int v = 0; v < 8; ++v) x_from[v] += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+    for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + (gate_at + place<8>(gate_n + v * 4, gate_k)) * 2;
       copy_evict_first(to, gate_from + v * 4 * gate_ld, 8);
     }
     gate_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+    for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + (up_at + place<8>(up_n + v * 4, up_k)) * 2;
       copy_evict_first(to, up_from + v * 4 * up_ld, 8);
     }
@@ -317,10 +318,10 @@ moe_layer_h(
 
   // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
   unsigned x_part[2][2][4];
-  unsigned gate_part[2][1][4];
-  unsigned up_part[2][1][4];
-  float tokens_times_gate_sums[1][4][4] = {};
-  float tokens_times_up_sums[1][4][4] = {};
+  unsigned gate_part[2][2][4];
+  unsigned up_part[2][2][4];
+  float tokens_times_gate_sums[2][4][4] = {};
+  float tokens_times_up_sums[2][4][4] = {};
   const unsigned x_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
   const unsigned gate_lane = ring_at + gate_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const unsigned up_lane = ring_at + up_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
@@ -330,16 +331,26 @@ moe_layer_h(
     for (int i = 0; i < 2; ++i) {
       load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
-    load_matrices(gate_part[buffer][0], (gate_lane ^ (k * 32)) + slice);
-    load_matrices(up_part[buffer][0], (up_lane ^ (k * 32)) + slice);
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_matrices(gate_part[buffer][i], (gate_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
+    }
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_matrices(up_part[buffer][i], (up_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
+    }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      multiply_add(tokens_times_gate_sums[0][m], gate_part[buffer][0], x_part[buffer][m / 2][m % 2 * 2],
-          x_part[buffer][m / 2][m % 2 * 2 + 1]);
-      multiply_add(tokens_times_up_sums[0][m], up_part[buffer][0], x_part[buffer][m / 2][m % 2 * 2],
-          x_part[buffer][m / 2][m % 2 * 2 + 1]);
+      #pragma unroll
+      for (int nth = 0; nth < 2; ++nth) {  // serpentine: what was multiplied last is at hand
+        const int n = m % 2 ? 1 - nth : nth;
+        multiply_add(tokens_times_gate_sums[n][m], gate_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
+            x_part[buffer][m / 2][m % 2 * 2 + 1]);
+        multiply_add(tokens_times_up_sums[n][m], up_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
+            x_part[buffer][m / 2][m % 2 * 2 + 1]);
+      }
     }
   };
 
@@ -381,33 +392,39 @@ moe_layer_h(
   float* const tokens_times_gate_shared = reinterpret_cast<float*>(shared);
   float* const tokens_times_up_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
   #pragma unroll
-  for (int m = 0; m < 4; ++m) {
+  for (int n = 0; n < 2; ++n) {
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int sum_row = m * 8 + lane % 4 * 2 + i % 2;
-      const int sum_col = lane / 4 + i / 2 * 8;
-      tokens_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_gate_sums[0][m][i];
-      tokens_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_up_sums[0][m][i];
+    for (int m = 0; m < 4; ++m) {
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int sum_row = m * 8 + lane % 4 * 2 + i % 2;
+        const int sum_col = n * 16 + lane / 4 + i / 2 * 8;
+        tokens_times_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_gate_sums[n][m][i];
+        tokens_times_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = tokens_times_up_sums[n][m][i];
+      }
     }
   }
   __syncthreads();
 
-  const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
-  const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
-  const long long row = row0 + m;
-  const int col = col0 + n;
-  if (m < rows_here) {
-    const Vec<float, 8> tokens_times_gate_total = gathered<8>(tokens_times_gate_shared + m * sums_stride + n);
-    const Vec<float, 8> tokens_times_up_total = gathered<8>(tokens_times_up_shared + m * sums_stride + n);
-    Vec<__nv_bfloat16, 8> h_vec;
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float tokens_times_gate = of_group ? tokens_times_gate_total.at[j] : 0.0f;
-      const float tokens_times_up = of_group ? tokens_times_up_total.at[j] : 0.0f;
-      const float silu = tokens_times_gate * reciprocal(1.0f + exponential(-tokens_times_gate));
-      const float h = silu * tokens_times_up;
-      h_vec.at[j] = __float2bfloat16_rn(h);
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+    const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+    const long long row = row0 + m;
+    const int col = col0 + n;
+    if (m < rows_here) {
+      const Vec<float, 8> tokens_times_gate_total = gathered<8>(tokens_times_gate_shared + m * sums_stride + n);
+      const Vec<float, 8> tokens_times_up_total = gathered<8>(tokens_times_up_shared + m * sums_stride + n);
+      Vec<__nv_bfloat16, 8> h_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float tokens_times_gate = of_group ? tokens_times_gate_total.at[j] : 0.0f;
+        const float tokens_times_up = of_group ? tokens_times_up_total.at[j] : 0.0f;
+        const float silu = tokens_times_gate * reciprocal(1.0f + exponential(-tokens_times_gate));
+        const float h = silu * tokens_times_up;
+        h_vec.at[j] = __float2bfloat16_rn(h);
+      }
+      store<8>(h_ptr + row * h_stride + col, h_vec);
     }
-    store<8>(h_ptr + row * h_stride + col, h_vec);
   }
 }

@@ -2,7 +2,8 @@
 // y of moe_layer.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     32 x 64 tiles of 1 warp, slices of 64 in a ring of 3; each of rows of one of 64 groups
+// tile     32 x 32 tiles, slice-K by 2 groups of warps; slices of 64 in a ring of 3 for each group;
+//          each of rows of one of 64 groups
 // traffic  274.7 MB moved, 274.7 MB ideal, 274.7 MB with products apart, 283.1 MB unfused in 2 launches
 // floor    134.7 us at 2.039 TB/s; memory-bound at 15.63 flop/B
 // rounding y to bf16 when stored; f32 between
@@ -17,6 +18,12 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
 
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
 // the vector to p, which is aligned to it
 template <int N, typename T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
@@ -24,15 +31,18 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 32, tile_cols = 64, tile_k = 64, stages = 3;
-constexpr int steps = 16;
-constexpr int warp_cols = 64;  // of a tile
-constexpr int tiles_across = 32;
+constexpr int tile_rows = 32, tile_cols = 32, tile_k = 64, stages = 3;
+constexpr int split_k = 2, steps = 8;  // parts of K, and slices of each
+constexpr int threads = 64;
+constexpr int tiles_across = 64;
 constexpr int segments = 64;  // groups of rows
 // elements from the start of a slice to the right factor, and to its end
 constexpr int down_at = tile_rows * tile_k;
 constexpr int slice_elements = down_at + tile_cols * tile_k;
 constexpr int slice_bytes = 2 * slice_elements;
+// floats from a row of sums to the next: what a warp writes at once lies in different banks
+constexpr int sums_stride = tile_cols + 4;
+constexpr int group_floats = 1 * tile_rows * sums_stride;  // of a slice-K group's sums
 
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
 // 8 rows of one column of chunks lie in different banks
@@ -82,6 +92,19 @@ __device__ __forceinline__ void commit_copies() {
 template <int Pending>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
+}
+
+// N neighbouring sums in shared memory, added up over the 2 slice-K groups, always in this order
+template <int N>
+__device__ __forceinline__ Vec<float, N> gathered(const float* from) {
+  Vec<float, N> total = {};
+  #pragma unroll
+  for (int group = 0; group < 2; ++group) {
+    const Vec<float, N> part = load<N>(from + group * group_floats);
+    #pragma unroll
+    for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
+  }
+  return total;
 }
 
 struct Segment {
@@ -189,7 +212,7 @@ __device__ __forceinline__ void multiply_add(
       : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
 }
 
-extern "C" __global__ void __launch_bounds__(32)
+extern "C" __global__ void __launch_bounds__(64)
 moe_layer_y(
     const __nv_bfloat16* __restrict__ down_ptr,
     const int* __restrict__ ends_ptr,
@@ -203,6 +226,7 @@ moe_layer_y(
 {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
+  const int k_group = threadIdx.x / 32;  // slice-K: of 2 groups of warps
   const unsigned tile = blockIdx.x;
   const Segment here = segment_of(ends_ptr, rows, tile / tiles_across);
   const long long row0 = here.row0, segment_end = here.end;
@@ -214,13 +238,11 @@ moe_layer_y(
   const int col0 = across * tile_cols;
 
   // the ring of 3 slices, and what the thread brings of each
-  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const int h_m = threadIdx.x / 8, h_k = threadIdx.x % 8 * 8;
-  const __nv_bfloat16* h_from = h_ptr + (row0 + h_m) * h_stride + h_k;
-  const int down_n = threadIdx.x / 8, down_k = threadIdx.x % 8 * 8;
-  // the column that lies in row down_n of the tile
-  const int down_col = down_n / warp_cols * warp_cols + down_n % 8 * 8 + down_n % warp_cols / 8;
-  const __nv_bfloat16* down_from = down_ptr + segment * down_group + (col0 + down_col) * down_ld + down_k;
+  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + k_group * (stages * slice_elements);
+  const int h_m = lane / 8, h_k = lane % 8 * 8;
+  const __nv_bfloat16* h_from = h_ptr + (row0 + h_m) * h_stride + k_group * tile_k + h_k;
+  const int down_n = lane / 8, down_k = lane % 8 * 8;
+  const __nv_bfloat16* down_from = down_ptr + segment * down_group + (col0 + down_n) * down_ld + k_group * tile_k + down_k;
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
     const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
@@ -229,20 +251,19 @@ moe_layer_y(
       const unsigned to = slice + place<8>(h_m + v * 4, h_k) * 2;
       copy_chunk<8>(to, h_from + v * 4 * h_stride, h_m + v * 4 < rows_here ? 8 : 0);
     }
-    h_from += tile_k;
+    h_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 16; ++v) {
-      const int away = v * 4 / warp_cols * warp_cols + v * 4 % 8 * 8 + v * 4 % warp_cols / 8;  // columns from the first
+    for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + (down_at + place<8>(down_n + v * 4, down_k)) * 2;
-      copy_evict_first(to, down_from + away * down_ld, 8);
+      copy_evict_first(to, down_from + v * 4 * down_ld, 8);
     }
-    down_from += tile_k;
+    down_from += split_k * tile_k;
   };
 
-  // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
   unsigned h_part[2][2][4];
-  unsigned down_part[2][4][4];
-  float grouped_matmul_sums[4][4][4] = {};
+  unsigned down_part[2][2][4];
+  float grouped_matmul_sums[2][4][4] = {};
   const unsigned h_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
   const unsigned down_lane = ring_at + down_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
@@ -252,7 +273,7 @@ moe_layer_y(
       load_matrices(h_part[buffer][i], (h_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) {
       load_matrices(down_part[buffer][i], (down_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
   };
@@ -260,8 +281,8 @@ moe_layer_y(
     #pragma unroll
     for (int m = 0; m < 4; ++m) {
       #pragma unroll
-      for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
-        const int n = m % 2 ? 3 - nth : nth;
+      for (int nth = 0; nth < 2; ++nth) {  // serpentine: what was multiplied last is at hand
+        const int n = m % 2 ? 1 - nth : nth;
         multiply_add(grouped_matmul_sums[n][m], down_part[buffer][n], h_part[buffer][m / 2][m % 2 * 2],
             h_part[buffer][m / 2][m % 2 * 2 + 1]);
       }
@@ -275,7 +296,7 @@ moe_layer_y(
       commit_copies();
     }
     wait_copies<stages - 2>();
-    __syncthreads();
+    __syncwarp();
     load_parts(0, 0, 0);
     const auto take_slice = [&](int step, bool last) {
       #pragma unroll
@@ -286,7 +307,7 @@ moe_layer_y(
         if (k < 3) {
           load_parts(step, k + 1, (k + 1) % 2);
         } else if (!last) {
-          __syncthreads();
+          __syncwarp();
           load_parts(step + 1, 0, 0);
         }
         if (k == 0 && !last) {
@@ -301,17 +322,35 @@ moe_layer_y(
     take_slice(steps - 1, true);
   }
 
-  const int n = lane / 4 * 8;  // the first of the thread's columns
-  const int col = col0 + n;
+  // the sums go through shared memory, where each thread finds neighbouring columns of a row
+  __syncthreads();
+  float* const grouped_matmul_shared = reinterpret_cast<float*>(shared);
   #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int m = v / 2 * 8 + lane % 4 * 2 + v % 2;
+  for (int n = 0; n < 2; ++n) {
+    #pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int sum_row = m * 8 + lane % 4 * 2 + i % 2;
+        const int sum_col = n * 16 + lane / 4 + i / 2 * 8;
+        grouped_matmul_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = grouped_matmul_sums[n][m][i];
+      }
+    }
+  }
+  __syncthreads();
+
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+    const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
     const long long row = row0 + m;
+    const int col = col0 + n;
     if (m < rows_here) {
+      const Vec<float, 8> grouped_matmul_total = gathered<8>(grouped_matmul_shared + m * sums_stride + n);
       Vec<__nv_bfloat16, 8> y_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float grouped_matmul = of_group ? grouped_matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2] : 0.0f;
+        const float grouped_matmul = of_group ? grouped_matmul_total.at[j] : 0.0f;
         y_vec.at[j] = __float2bfloat16_rn(grouped_matmul);
       }
       store<8>(y_ptr + row * y_stride + col, y_vec);

@@ -30,7 +30,7 @@
 //
 //    target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
 //    views    experts_part is experts as [4 * T]
-//    tile     counting sort of 1024 slots by 64 groups in one block of 4 warps, 256 slots each
+//    tile     counting sort of 1024 slots by 64 groups in a cluster of 8 blocks of 4 warps, 32 slots each
 //    traffic  12544 B moved, 12544 B ideal, 12544 B unfused in 1 launch
 //    floor    0.0 us at 4.8 TB/s; instruction-bound at 0.00 flop/B
 //    needs    rows of 1024 elements, next to each other
@@ -59,11 +59,6 @@ __device__ __forceinline__ Lanes vote(bool says) {
 
 __device__ __forceinline__ int count(Lanes lanes) {
   return __popc(lanes);
-}
-
-// what the warp's threads wrote to shared memory can be read by all of them
-__device__ __forceinline__ void meet() {
-  __syncwarp();
 }
 
 namespace step_a {  // matmul
@@ -357,6 +352,11 @@ __device__ __forceinline__ int column_of(Entry entry) {
   return static_cast<int>(last_column - (entry & last_column));
 }
 
+// what the warp's threads wrote to shared memory can be read by all of them
+__device__ __forceinline__ void meet() {
+  __syncwarp();
+}
+
 // the larger of two comes first; NaN is above all numbers
 __device__ __forceinline__ void exchange(float& a, float& b) {
   const float less = fminf(a, b);
@@ -583,7 +583,7 @@ constexpr int no_group = groups;  // of a slot whose id is none of theirs
 constexpr int no_slot = groups + 1;  // of a lane without one
 constexpr int threads = 128;
 constexpr int warps = 4;
-constexpr int batch = 8;  // slots of a lane whose groups are read together
+constexpr int blocks = 8;  // of the cluster
 
 // the lanes of the warp whose slots are of this lane's group: those whose numbers have the same bits
 __device__ __forceinline__ Lanes of_same(int group) {
@@ -609,6 +609,7 @@ __device__ __forceinline__ int group_of(const int* experts_part_ptr, int slot) {
 
 // what the step's block of that number does
 __device__ __forceinline__ void part_c(
+    unsigned block,
     const int* experts_part_ptr,
     int* ends_ptr,
     int* order_value_ptr,
@@ -618,22 +619,21 @@ __device__ __forceinline__ void part_c(
   // of each warp: first how many of its slots are of each group, then where the next of them goes, from the group's begin
   int (*const counted)[groups + 1] = reinterpret_cast<int (*)[groups + 1]>(shared);
   int* const begin = counted[warps];
+  int* const of_block = begin + groups + 1;  // slots of each group in this block, for all blocks to read
+  int* const earlier = of_block + groups + 1;  // and in the blocks before it
+  const int rank = __clusterRelativeBlockRank();
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const Lanes lanes_below = (Lanes(1) << lane) - 1;
-  const int first_slot = warp * (batch * 32) + lane;
+  const int slot = rank * threads + threadIdx.x;
 
   for (int at = threadIdx.x; at < warps * (groups + 1); at += threads) (&counted[0][0])[at] = 0;
   __syncthreads();
 
-  // pass 1: each warp counts its own slots of each group
-  int named[batch];
-  #pragma unroll
-  for (int i = 0; i < 8; ++i) named[i] = group_of(experts_part_ptr, first_slot + i * 32);
-  #pragma unroll
-  for (int i = 0; i < batch; ++i) {
-    if (named[i] != no_slot) atomicAdd(&counted[warp][named[i]], 1);
-  }
+  // pass 1: each warp counts its own slots of each group; the first lane of those with one group adds for all of them
+  const int named = group_of(experts_part_ptr, slot);
+  const Lanes same = of_same(named);
+  if (named != no_slot && (same & lanes_below) == 0) counted[warp][named] += count(same);
   __syncthreads();
 
   // of each group, the slots of the warps before
@@ -645,11 +645,28 @@ __device__ __forceinline__ void part_c(
       counted[w][group] = total;
       total += own;
     }
-    begin[group] = total;
+    of_block[group] = total;
   }
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+
+  // the same of the cluster's blocks
+  for (int group = threadIdx.x; group <= groups; group += threads) {
+    int total = 0;
+    int before = 0;
+    #pragma unroll
+    for (int block = 0; block < blocks; ++block) {
+      const int there = static_cast<const int*>(__cluster_map_shared_rank(of_block, block))[group];
+      if (block < rank) before += there;
+      total += there;
+    }
+    begin[group] = total;
+    earlier[group] = before;
+  }
+  __cluster_barrier_arrive();  // this block has read what the others counted
   __syncthreads();
 
-  // where each group begins, and behind which slot it ends: the first warp adds up the groups before it
+  // where each group begins, for this block, and behind which slot it ends: the first warp adds up the groups before it
   if (warp == 0) {
     int before = 0;
     for (int first = 0; first <= groups; first += 32) {
@@ -661,35 +678,27 @@ __device__ __forceinline__ void part_c(
         const int other = from_before(sum, step);
         if (lane >= step) sum += other;
       }
-      if (group <= groups) begin[group] = before + sum - own;
-      if (group < groups) ends_ptr[group] = before + sum;
+      if (group <= groups) begin[group] = before + sum - own + earlier[group];
+      if (group < groups && rank == 0) ends_ptr[group] = before + sum;
       before += __shfl_sync(0xffffffffu, sum, 31, 32);
     }
   }
   __syncthreads();
 
   // pass 2: a slot's place is behind those of its group in warps before, in turns before, and in lanes before
-  #pragma unroll
-  for (int i = 0; i < batch; ++i) {
-    const int slot = first_slot + i * 32;
-    const Lanes same = of_same(named[i]);
-    int place = 0;
-    if (named[i] != no_slot) place = begin[named[i]] + counted[warp][named[i]] + count(same & lanes_below);
-    meet();
-    if (named[i] != no_slot) {
-      slot_places_ptr[slot] = place;
-      order_value_ptr[place] = slot;
-      if ((same & lanes_below) == 0) counted[warp][named[i]] += count(same);
-    }
-    meet();
+  if (named != no_slot) {
+    const int place = begin[named] + counted[warp][named] + count(same & lanes_below);
+    slot_places_ptr[slot] = place;
+    order_value_ptr[place] = slot;
   }
+  __cluster_barrier_wait();  // no block ends while another reads its counts
 }
 
 }  // namespace step_c
 
 // clusters that have done their share are counted in one word. This is the word before any has: its upper bits tell it
 // from whatever else that memory may hold at first
-constexpr unsigned long long none_arrived = 0xd2d1548bcb900000ull;
+constexpr unsigned long long none_arrived = 0xa463130ff9c00000ull;
 constexpr unsigned long long most_arrived = 0xfffff;
 
 // is this block's cluster the last to arrive? All that the others wrote can then be read. `found`: the word at first
@@ -754,7 +763,7 @@ moe_layer_matmul_experts_ends(
   __cluster_barrier_arrive();  // what this block wrote
   __cluster_barrier_wait();    // and the others can be read by all
   for (unsigned block = blockIdx.x % 8; block < blocks_c; block += 8) {
-    step_c::part_c(c_experts_part_ptr, c_ends_ptr, c_order_value_ptr, c_slot_places_ptr);
+    step_c::part_c(block, c_experts_part_ptr, c_ends_ptr, c_order_value_ptr, c_slot_places_ptr);
     __syncthreads();  // its shared memory is the next one's
   }
 }
