@@ -14,13 +14,17 @@ from hypothesis import strategies as st
 from fusegen import Chain, bf16, chain, dims, f8e4m3, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
+from fusegen.errors import MissingError
 from fusegen.exporting.collecting import argument_of
 from fusegen.exporting.facts import Argument
+from fusegen.pipeline import gate
 from fusegen.planner import candidates
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Layout
 from fusegen.planner.products.wgmma import WgmmaPlan
+from fusegen.planner.programs.lowering import lowered
 from fusegen.runtime import Kernel
+from fusegen.runtime.cache import compiled
 from fusegen.runtime.gpu import Arguments
 from fusegen.targets import H200
 from fusegen.validation import validate
@@ -56,6 +60,12 @@ def quantized(x: bf16[T, K], w: bf16[E, N, K], ends: i32[E]) -> tuple[f8e4m3[T, 
     """What groups of columns are reduced to, and quads of lanes store."""
     values, scale = F.quantize(F.relu(F.grouped_matmul(x, w.mT, ends)), f8e4m3, per="block", block=128)
     return values, scale
+
+
+@chain(T=256, N=256, K=128, E=64)
+def by_index(x: bf16[T, K], gate: bf16[E, N, K], up: bf16[E, N, K], ids: i32[T], ends: i32[E]) -> bf16[T, N]:
+    rows = F.gather(x, ids)
+    return F.silu(F.grouped_matmul(rows, gate.mT, ends)) * F.grouped_matmul(rows, up.mT, ends)
 
 
 CHAINS = (
@@ -353,6 +363,24 @@ def test_the_choice_is_the_best_one_measured(name: str, sizes: dict[str, int], b
     assert first.tile.group == 8
     orders = [p for p in found if (p.tile.schedule, p.tile.cols) == (first.tile.schedule, first.tile.cols)]
     assert [p.tile.group for p in sorted(orders, key=lambda p: p.cost.time_us)] == [8, 16]
+
+
+@pytest.mark.parametrize(("spec", "width"), [
+    (SHIPPED["grouped_gemm"], {"N": 4096}), (SHIPPED["grouped_swiglu"], {"N": 2048}), (by_index, {"N": 2048})
+], ids=["one", "two", "by index"])  # fmt: skip
+def test_what_is_known_of_many_groups_fits_registers(spec: Chain, width: dict[str, int]) -> None:
+    """A plan that spills is passed over: two products of 256 groups had ping-pong tiles, half as slow again."""
+    graph = spec.graph.at(T=262144, K=6144, E=256, **width)
+    found = sorted(plans(lowered(graph).graph if graph.viewed else graph), key=lambda p: -p.cost.time_us)
+    first = {(p.tile.schedule, p.tile.cluster): p for p in found}  # the cheapest of each
+    assert all(p.keeps_groups for p in first.values())
+    for plan in (first["cooperative", 1], first["cooperative", 2], first["pingpong", 1]):
+        try:
+            resources = compiled(render(plan)).resources
+        except MissingError as missing:
+            pytest.skip(str(missing))
+        assert not gate(resources), f"{plan.configuration}: {gate(resources)}"
+        assert plan.producer_registers + 2 * plan.consumer_registers == 3 * 168
 
 
 def test_tiles_of_one_long_group_share_more_by_16_rows_of_them() -> None:

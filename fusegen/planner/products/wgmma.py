@@ -51,9 +51,10 @@ CONSUMERS = 2  # and that multiply them
 SEGMENT_LINES = 64  # of rows or columns of a slice, however they lie
 SEGMENT_BYTES = SEGMENT_LINES * LINE_BYTES
 LAUNCH_REGISTERS = 168  # of a thread as launched: 3 groups of as many threads share 65536,
-PRODUCER_REGISTERS = 40  # of which those that bring slices give back what they need not,
-CONSUMER_REGISTERS = 232  # and those that multiply take it: 40 + 2 x 232 are three times 168
-GATHERING_REGISTERS, GATHERED_REGISTERS = 56, 224  # the same where producers keep rows that an index names
+# of which those that bring slices give back what they need not, and those that multiply take it: 40 + 2 x 232 are three
+# times 168. By how many things producers keep beside where slices go, rows that an index names and groups: with fewer,
+# SwiGLU of 128 x 256 spilled 16 bytes of groups, and 104 where rows are named too, 20 with 72.
+SHARED_REGISTERS = ((40, 232), (56, 224), (88, 208))
 FEW_PRODUCER_REGISTERS, FEW_CONSUMER_REGISTERS = 24, 112  # where five groups are launched with 96 each
 BUFFERS = 2  # that a warp stores by turns
 SLICES_AHEAD = 2  # slices whose pairs are on their way
@@ -374,17 +375,19 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         return f"its barriers{' and ' * self.reads_ahead}{self.rights_ahead}" if self.waits else ""
 
     @property
-    def producer_registers(self) -> int:
-        """Of a thread that brings slices."""
+    def shared_registers(self) -> tuple[int, int]:
+        """Of a thread that brings slices, and of one that multiplies."""
         if self.tile.consumers > CONSUMERS:
-            return FEW_PRODUCER_REGISTERS
-        return GATHERING_REGISTERS if self.gathers else PRODUCER_REGISTERS
+            return FEW_PRODUCER_REGISTERS, FEW_CONSUMER_REGISTERS
+        return SHARED_REGISTERS[self.gathers + self.keeps_groups]
+
+    @property
+    def producer_registers(self) -> int:
+        return self.shared_registers[0]
 
     @property
     def consumer_registers(self) -> int:
-        if self.tile.consumers > CONSUMERS:
-            return FEW_CONSUMER_REGISTERS
-        return GATHERED_REGISTERS if self.gathers else CONSUMER_REGISTERS
+        return self.shared_registers[1]
 
     @property
     def piece_lanes(self) -> int:
