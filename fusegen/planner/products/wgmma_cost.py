@@ -65,13 +65,26 @@ HOT_COOPERATIVE_FACTOR = 1.04  # and there larger tiles, cooperative take more o
 # 19.8. All of these took 1.14 to 1.25 of their estimates, whose constants are from shorter runs: launches of 10 ms hold
 # the clock lower, of all plans alike, and none of that is in here (docs/grouped.md, "How it runs").
 HOT_GROUPED_COOPERATIVE_FACTOR = 1.053
-# Where groups are of different lengths, as routers make them, ping-pong tiles of a long K take longer in launches of
-# 10 ms: of 128 to 512 experts, groups 0.7 to 1.3 times as long as their mean, they took 16 to 51 ms next to 14 to 39
-# of cooperative ones, and spread over up to 43 % from the 10th to the 90th percentile, those over up to 22; of equally
-# long groups they took up to 3 % less. Of 4 and 8 experts (1 to 5 ms), and of a K up to 3072, ping-pong stays the
-# faster one. Blocks drift apart, and no longer share lines in the L2 cache: made to wait for one another at each tile,
-# ping-pong ones of 4096 rows an expert took 77 ms for 135, by 16 rows of tiles (docs/grouped.md, "How it runs").
-APART_US, APART_K, APART_FACTOR = 8000.0, 4096, 1.08
+# Where groups are of different lengths, as routers make them, blocks drift apart in launches of 10 ms, and no longer
+# share lines in the L2 cache: most by ping-pong tiles, which ask for a third more of them, and by 16 rows of tiles. Of
+# 128 to 512 experts, groups 0.7 to 1.3 times as long as their mean, TFLOP/s on one H200 (benchmarks/grouped.py;
+# docs/grouped.md, "How it runs"), of each kind by the usual 8 rows of tiles and by 16:
+#
+#     rows an expert, N, K                    cooperative 128 x 256    ping-pong 128 x 128
+#      1024, 6144, 2048 (10.7 ms)               613   611                596   572
+#      1024, 16384, 5120, SwiGLU (35 ms)        624   618                486   440
+#      1024, 2048, 4096 (14 ms)                 629   612                472   393
+#      2048, 4096, 6144 (40 ms)                 643   645                590   427
+#      4096, 4096, 6144 (79 ms)                 661   648                614
+#      8192, 4096, 6144 (160 ms)                655   631                567   388
+#      1024, 4096, 1024 (6.8 ms)                586   596                646   645
+#      8192, 6144, 7168, 4 experts (4.3 ms)     670   670                683   635
+#
+# So ping-pong tiles take longer in launches that are estimated at 7 ms and more, at K = 2048 by what tells both apart
+# there, and so do tiles by more rows than the usual, which in clusters make no difference (0.98 to 1.02). Of equally
+# long groups ping-pong tiles took up to 3 % less. At K = 1024 none has been seen that long.
+APART_US, APART_K, APART_FACTOR = 7000.0, 2048, 1.10
+APART_ORDER_FACTOR = 1.016  # the mean of the first six
 # ---- a left factor by way of registers. In tiles of 256 columns 4096 x 6144 x 4096 took, of the bare product's time,
 # 1.00 behind an RMSNorm without a gain, 1.02 with one of the factor's type and 1.07 with one of f32, 1.05 behind a
 # bias, 1.75 behind a bias and GELU. Narrow ones wait for what is prepared.
@@ -184,7 +197,9 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
     if time > HOT_US:
         cooperative = HOT_GROUPED_COOPERATIVE_FACTOR if work.segments else HOT_COOPERATIVE_FACTOR
         time *= HOT_FACTOR if turns else HOT_FACTOR * cooperative
-        time *= APART_FACTOR if turns and work.segments and work.k >= APART_K and time > APART_US else 1.0
+        if work.segments and time > APART_US:
+            time *= APART_FACTOR if turns and work.k >= APART_K else 1.0
+            time *= APART_ORDER_FACTOR if tile.group > USUAL_ORDER and tile.cluster == 1 else 1.0
         time *= INNER_HOT_FACTOR if work.inner_segments and tile.cols >= INNER_WIDE_COLS else 1.0
     if tile.cluster > 1:
         time = CLUSTER_US + time * (CLUSTERS_F32_FACTOR if f32_factors else CLUSTERS_FACTOR)
