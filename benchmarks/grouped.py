@@ -11,9 +11,10 @@ commit 05d0557a, all groups equally long: `--even`), and what it said of itself,
 `decode`: rows dealt to the experts at random, as a share of the copy rate on the weights of experts with rows.
 grouped_swiglu has the same products, of two weights with half the columns each; the others don't fuse it.
 
-Each contender is right before it is timed: apart from torch's result by bf16's rounding, and that from a sum in f32
-at some of the experts. One stopwatch, L2 cold, one of each by turns, each turn in an order of its own; medians, TFLOP/s
-of the rows that there are.
+Of the planner's choices those are taken that `fusegen.compile` takes: it passes over kernels that spill registers,
+which are named. Each contender is right before it is timed: apart from torch's result by bf16's rounding, and that from
+a sum in f32 at some of the experts. One stopwatch, L2 cold, one of each by turns, each turn in an order of its own;
+medians, TFLOP/s of the rows that there are.
 DeepGEMM gets each group at a multiple of 128 rows, as it wants them, and decode in its masked form. Run from the
 repository root on an NVIDIA GPU, with torch.
 """
@@ -25,11 +26,12 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from fusegen.compiling import compile_source  # noqa: E402
 from fusegen.emitting.rendering import render  # noqa: E402
 from fusegen.language.spec import load_chains  # noqa: E402
 from fusegen.measuring.timing import Stopwatch  # noqa: E402
+from fusegen.pipeline import gate  # noqa: E402
 from fusegen.planner import candidates  # noqa: E402
 from fusegen.planner.products.parts import ProductPlan  # noqa: E402
 from fusegen.runtime import Kernel, finding  # noqa: E402
@@ -135,22 +138,18 @@ def lengths(shape: Shape, kind: str, even: bool) -> list[int]:
     return [int(shape.rows * (1.0 if even else random.uniform(0.7, 1.3))) for _ in range(shape.experts)]
 
 
-def plans(name: str, shape: Shape, rows: int, most: int, h200: Any) -> list[ProductPlan]:
-    """The planner's first ones for so many rows, two of a tile at most."""
+def plans(name: str, shape: Shape, rows: int, h200: Any) -> Iterator[ProductPlan]:
+    """The planner's, cheapest first, two of a tile at most, four by wgmma."""
     cols = shape.cols // 2 if name == "grouped_swiglu" else shape.cols
     graph = CHAINS[name].graph.at(T=rows, N=cols, K=shape.k, E=shape.experts)
-    chosen: list[ProductPlan] = []
     seen: dict[str, int] = {}
     for plan in candidates(graph, h200).need():
-        if len(chosen) == most:
-            break
         if not isinstance(plan, ProductPlan):
             continue
         kind = f"{plan.rule} {plan.tile.rows}x{plan.tile.cols}"
         seen[kind] = seen.get(kind, 0) + 1
         if seen[kind] <= (4 if plan.rule == "wgmma" else 2):
-            chosen.append(plan)
-    return chosen
+            yield plan
 
 
 class Kernels:
@@ -165,6 +164,18 @@ class Kernels:
         with ThreadPoolExecutor() as pool:
             for text, binary in zip(todo, pool.map(lambda job: self.binary(*job), todo.values()), strict=True):
                 self.found[text] = (todo[text][0], binary)
+
+    def first(self, found: Mapping[str, Iterator[ProductPlan]], most: int) -> dict[str, list[ProductPlan]]:
+        """So many of each as `fusegen.compile` takes them, which passes over those that spill registers."""
+        chosen: dict[str, list[ProductPlan]] = {name: [] for name in found}
+        while wanted := [(name, plan) for name in found for plan in islice(found[name], most - len(chosen[name]))]:
+            self.compile([plan for _, plan in wanted])
+            for name, plan in wanted:
+                if reason := gate(self.found[render(plan).text][1].resources):
+                    print(f"  {name} {plan.configuration} {reason}", flush=True)
+                else:
+                    chosen[name].append(plan)
+        return chosen
 
     @staticmethod
     def binary(source: Any, plan: ProductPlan) -> Any:
@@ -283,8 +294,7 @@ def measure(
     rows = lengths(shape, kind, wanted.even)
     h200 = target("cuda:h200")
     names = ("grouped_gemm", "grouped_swiglu")[: 1 + shape.gated]
-    found = {name: plans(name, shape, sum(rows), wanted.candidates, h200) for name in names}
-    kernels.compile([plan for listed in found.values() for plan in listed])
+    found = kernels.first({name: plans(name, shape, sum(rows), h200) for name in names}, wanted.candidates)
     x, w, ends = operands(torch, shape, rows)
     room = x.new_empty(len(x) + (kind != "decode") * shape.experts * ALIGNED, shape.cols)
     base = torchs(torch, x, w, ends)
