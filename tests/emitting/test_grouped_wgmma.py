@@ -351,6 +351,8 @@ def test_a_prepared_call_says_where_the_result_lies() -> None:
 @pytest.mark.parametrize(("name", "sizes", "best"), [
     ("grouped_gemm", {"T": 524288, "N": 2048, "K": 4096, "E": 512}, "cooperative 128x256"),
     ("grouped_gemm", {"T": 262144, "N": 6144, "K": 2048, "E": 256}, "cooperative 128x256"),
+    ("grouped_gemm", {"T": 524288, "N": 6144, "K": 2048, "E": 256}, "pingpong 128x128"),
+    ("grouped_gemm", {"T": 2097152, "N": 6144, "K": 2048, "E": 256}, "pingpong 128x128"),
     ("grouped_gemm", {"T": 524288, "N": 4096, "K": 1024, "E": 512}, "pingpong 128x128"),
     ("grouped_gemm", {"T": 2097152, "N": 4096, "K": 6144, "E": 256}, "cooperative 128x256"),
     ("grouped_gemm", {"T": 131072, "N": 5120, "K": 8192, "E": 128}, "cooperative 128x256"),

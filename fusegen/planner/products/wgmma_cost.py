@@ -80,10 +80,20 @@ HOT_GROUPED_COOPERATIVE_FACTOR = 1.053
 #      1024, 4096, 1024 (6.8 ms)                586   596                646   645
 #      8192, 6144, 7168, 4 experts (4.3 ms)     670   670                683   635
 #
-# So ping-pong tiles take longer in launches that are estimated at 7 ms and more, at K = 2048 by what tells both apart
-# there, and so do tiles by more rows than the usual, which in clusters make no difference (0.98 to 1.02). Of equally
-# long groups ping-pong tiles took up to 3 % less. At K = 1024 none has been seen that long.
-APART_US, APART_K, APART_FACTOR = 7000.0, 2048, 1.10
+# Where K is less than 4096 that holds of short groups alone: 256 experts, N = 6144 and K = 2048, by 8 rows of tiles, in
+# two runs on other H200s:
+#
+#     rows an expert          cooperative 128 x 256    ping-pong 128 x 128
+#      1024                     609   610                599   571
+#      2048                     636   597                648   605
+#      4096                           628                      639
+#      8192                           615                      624
+#
+# So ping-pong tiles take longer in launches that are estimated at 7 ms and more, and so do tiles by more rows than the
+# usual, which in clusters make no difference (0.98 to 1.02). Of equally long groups ping-pong tiles took up to 3 %
+# less. At K = 1024 none has been seen that long.
+APART_US, APART_FACTOR = 7000.0, 1.10
+APART_K, APART_SHORT_K, APART_SHORT_ROWS = 4096, 2048, 1536  # from K on; from a lesser one, groups of fewer rows
 APART_ORDER_FACTOR = 1.016  # the mean of the first six
 # ---- a left factor by way of registers. In tiles of 256 columns 4096 x 6144 x 4096 took, of the bare product's time,
 # 1.00 behind an RMSNorm without a gain, 1.02 with one of the factor's type and 1.07 with one of f32, 1.05 behind a
@@ -92,9 +102,9 @@ SCALED_FACTOR = 1.02
 PREPARED_US = 0.30  # a slice of one that is scaled by a vector of its type
 COMPUTED_US, SLOT_US = 0.34, 0.04  # of others, and for each issue slot of an element
 # ---- rows that an index names, which threads copy by 16 bytes: a row's line of a slice takes so long, and what is
-# written so stands in the way of what wgmma reads, more than tensor copies do. Gate and up of K = 2048 with
-# 1024 columns, in tiles of 128 x 256, took 1.05 to 1.12 of the time behind rows that lie as they are multiplied, and in
-# those of 128 x 128 1.28 to 1.40 (H200, 16384 rows in 8 and in 64 groups, 65536 in 64).
+# written so stands in the way of what wgmma reads, more than tensor copies do. Gate and up of 65536 to
+# 262144 rows in 32 to 128 groups, in tiles of 128 x 256, took 1.00 to 1.09 of the best time behind rows that lie as
+# they are multiplied, and in those of 128 x 128 1.31 to 1.67 (H200; docs/grouped.md, "Routing, sorting, combining").
 COPIED_ROW_US = 0.0034
 GATHERED_FACTOR = 1.08
 # ---- sums over groups of K, both factors across it: specs/grouped_weight_grad.py on one H200, us, L2 cold, medians of
@@ -198,7 +208,7 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
         cooperative = HOT_GROUPED_COOPERATIVE_FACTOR if work.segments else HOT_COOPERATIVE_FACTOR
         time *= HOT_FACTOR if turns else HOT_FACTOR * cooperative
         if work.segments and time > APART_US:
-            time *= APART_FACTOR if turns and work.k >= APART_K else 1.0
+            time *= APART_FACTOR if turns and drifts(work) else 1.0
             time *= APART_ORDER_FACTOR if tile.group > USUAL_ORDER and tile.cluster == 1 else 1.0
         time *= INNER_HOT_FACTOR if work.inner_segments and tile.cols >= INNER_WIDE_COLS else 1.0
     if tile.cluster > 1:
@@ -221,6 +231,16 @@ def coded(work: WgmmaWork) -> float:
     if tile.cols == CODED_COLUMNS:
         time += NARROW_ROW_US * tile.rows
     return time * (FOUR_CONSUMERS_SHARE if tile.consumers > CONSUMERS else 1.0)
+
+
+def drifts(work: WgmmaWork) -> bool:
+    """Whether ping-pong tiles of groups no longer share lines in long launches."""
+    return work.k >= (APART_SHORT_K if mean_rows(work) < APART_SHORT_ROWS else APART_K)
+
+
+def mean_rows(work: WgmmaWork) -> int:
+    """Rows of a group."""
+    return math.ceil(work.graph.rows / group_count(work.graph))
 
 
 def counted(work: WgmmaWork, *extents: int) -> int:
@@ -279,8 +299,7 @@ def spread(work: WgmmaWork, *extents: int) -> float:
     height = min(work.tile.group * work.band, -(-extents[-1] // work.band) * work.band)
     sharing = height
     if work.segments:
-        of_group = math.ceil(work.graph.rows / group_count(work.graph))
-        sharing = min(height, max(of_group, USUAL_ORDER * work.band))
+        sharing = min(height, max(mean_rows(work), USUAL_ORDER * work.band))
     return (height + area / sharing) / (2.0 * math.sqrt(area))
 
 
