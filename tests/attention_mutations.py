@@ -8,7 +8,7 @@ from fusegen import Chain
 from fusegen.emitting.rendering import render
 from fusegen.planner import CONTIGUOUS
 from fusegen.planner.model import Layout, Source
-from tests import attentions
+from tests import attentions, free_attentions
 from tests.attentions import plan_for
 from tests.mutations import Mutation
 
@@ -39,6 +39,8 @@ WINDOW = subject(attentions.window, "32x64", S=150, T=200, D=16)
 DOCUMENT = subject(attentions.document, "32x64", S=100, T=200, D=16)
 SINK = subject(attentions.sink, "32x64", S=100, T=150, D=16)
 BIAS = subject(attentions.bias, "32x64", S=100, T=150, D=16)
+RETAINED = subject(free_attentions.retained, "32x64", S=150, D=32, E=32)
+RECENT = subject(free_attentions.recent, "32x64")
 DROPPED = subject(attentions.dropped, "32x64", S=100, T=200, D=16)
 WAVES = subject(attentions.lse, "32x32", "hip:gfx90a", S=100, T=200, D=32, E=32)
 WIDE_BANKS = subject(attentions.lse, "32x32", "hip:gfx950", S=100, T=200, D=32, E=72)
@@ -122,6 +124,18 @@ MUTATIONS: tuple[Mutation, ...] = (
              "* static_cast<int>(k_ld)", everywhere=True, quick=False),
     mutation("32-bit offset of a head", "wraps in operands of 2^31 elements and more", CAUSAL,
              r"B_H_at \* q_stride_B_H", "static_cast<int>(B_H_at * q_stride_B_H)"),
+    # ---- without a softmax
+    mutation("no mask where an end cuts", "weights of later keys", RETAINED, r"ge \? (\w+) : 0\.0f", r"\1"),
+    mutation("weights of 1 where a mask hides", "what weighs nothing is no power", RETAINED,
+             r"(ge \? \w+) : 0\.0f", r"\1 : 1.0f"),
+    mutation("tiles free one row too far", "the first row of a tile sees its last key", RETAINED,
+             r"key0 \+ tile_keys <= free_end", "key0 + tile_keys <= free_end + tile_rows"),
+    mutation("the last tile of keys is not read", "the diagonal is left out", RETAINED,
+             r"key0 < end_key; key0", "key0 < end_key - tile_keys; key0"),
+    mutation("one row's rate for both", "decay by the wrong age", RETAINED,
+             r"row_number_here\[i / 2\]", "row_number_here[0]"),
+    mutation("keys beyond the last have weights", "infinities times zeros", RECENT,
+             r"col_index < keys \? (\w+) : 0\.0f", r"\1"),
     # ---- random numbers
     mutation("both lanes draw for one row", "the other row's numbers", DROPPED,
              r"lane % 2 \? first_element\[1\] : first_element\[0\]", "first_element[0]"),

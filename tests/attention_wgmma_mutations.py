@@ -8,6 +8,7 @@ from fusegen import Chain
 from fusegen.planner import CONTIGUOUS
 from fusegen.planner.model import Layout, Source
 from tests.emitting.test_attention_wgmma import capped, causal, source
+from tests.free_attentions import retained
 from tests.mutations import Mutation
 
 
@@ -28,6 +29,7 @@ class HopperSubject:
 
 
 TURNS = HopperSubject(causal, "128x128")
+RETAINED = HopperSubject(retained.at(S=300), "64x128")
 ALONE = HopperSubject(causal, "64x128")
 CAPPED = HopperSubject(capped, "64x128")
 
@@ -63,6 +65,12 @@ MUTATIONS = (
              r"keys_lie \+ stage \*", "keys_lie + (stage ^ 1) *"),
     mutation("half a step along the values", "16 keys are two times 8 lines", ALONE,
              r"k \* \(16 \* line_bytes / 16\)", "k * (8 * line_bytes / 16)"),
+    # ---- without a softmax
+    mutation("no mask where an end cuts", "weights of later keys", RETAINED, r"ge \? (\w+) : 0\.0f", r"\1"),
+    mutation("one row's number for both", "a thread has two rows", RETAINED,
+             r"row_number_here\[i / 2 % 2\]", "row_number_here[0]"),
+    mutation("only the first tile's weights", "they are rounded for the first tile alone", RETAINED,
+             r"(values_empty \+ 8 \* \(\(tile - 1\) % stages\)\);\n\s*)round_weights\(\);", r"\1"),
     # ---- waits
     mutation("no wait for the values", "the products read what is still coming", ALONE,
              r"wait_at\(values_full[^\n]*", ""),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fusegen.language.axes import column_reductions
 from fusegen.language.spec import Chain, load_chains
-from fusegen.planner.attention.recognition import is_attention
+from fusegen.planner.attention.recognition import has_plain_weights, is_attention
 from fusegen.planner.attention.written import is_written
 from fusegen.planner.products.factors import lacking
 from fusegen.targets import Target
@@ -39,7 +39,7 @@ FEW = {
     "paged_attention": {"B": 2, "G": 2, "R": 2, "N": 40, "P": 520, "L": 16, "D": 16},
     "decoder_layer_prefill": {"S": 40, "D": 64, "H": 2, "G": 2, "E": 16, "V": 64, "U": 96},
 }
-ATTENTION = {name: chain for name, chain in ALL.items() if is_attention(chain.graph)}
+ATTENTION = {name: c for name, c in ALL.items() if is_attention(c.graph) or has_plain_weights(c.graph)}
 WRITTEN = {name: chain for name, chain in ALL.items() if is_written(chain.graph)}
 PRODUCTS = {name: c for name, c in ALL.items() if c.graph.products and name not in (*ATTENTION, *WRITTEN)}
 COLUMNS = {name: chain for name, chain in ALL.items() if column_reductions(chain.graph)}

@@ -106,7 +106,7 @@ PRODUCT_FRAME = frozenset(
     likely likely_col ask_cache_for Known known lanes_of one one_of owner tile_places
     tile_places_at whole depth""".split()  # noqa: SIM905
 )
-# the same of the template for two products with a softmax between them
+# the same of the templates for two products in one kernel
 ATTENTION_FRAME = frozenset(
     """tile_keys keys key0 first_key end_key free_first free_end Ends ends_of ends top_ends last_ends own least most
     within_keys meet_least meet_most met ring_at stage_elements stage_bytes copy_tile fetch_tile put_tile largest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fusegen.language.graph import COUNT_ELEMENTS, ROUNDS, Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
@@ -243,8 +243,11 @@ def hoist_scales(graph: Graph) -> Graph:
     plan lists under `rounding`. A scale that may be infinite stays: before the product it makes NaN of what has another
     sign or is 0, behind it an infinity. The graph as it is, where the factors would no longer be of one type.
     """
-    if not graph.products:
-        return graph
+    return hoist_scales_of(graph, graph.products) if graph.products else graph
+
+
+def hoist_scales_of(graph: Graph, products: Sequence[Node]) -> Graph:
+    """The same of some of the graph's products."""
     rows = Hoister(graph, lambda node: graph.extents[node] is not Extent.ELEMENT)
     columns = Hoister(graph, lambda node: len(node.shape) < 2 or node.shape[-2] == 1)
     made: dict[Node, Node] = {}
@@ -252,7 +255,7 @@ def hoist_scales(graph: Graph) -> Graph:
     for node in graph.nodes:
         inputs = tuple(made[a] for a in node.inputs)
         made[node] = node if inputs == node.inputs else replace(node, inputs=inputs)
-        if node.op.kind is Kind.PRODUCT:
+        if node in products:
             (left, row_scales), (right, column_scales) = rows.strip(inputs[0]), columns.strip(inputs[1])
             result = replace(node, inputs=(left, right, *inputs[2:]))
             for op, scale in (*row_scales, *column_scales):

@@ -172,11 +172,16 @@ def written_out(plan: WeightsPlan) -> list[str]:
 
 def scores(plan: ScoresPlan, found: Scored) -> list[str]:
     names = value_names(plan.lowered)
+    made = (
+        f"{names[found.logits]} is what is softmaxed: its row's largest value, {names[found.top]}, and sums of "
+        f"{names[found.exps]} are carried from tile to tile; they shrink by exp(old - new) as it grows"
+        if found.softmax
+        else f"{names[found.logits]} is made of each score by itself: of a row nothing but its sums is carried"
+    )
     return [
         f"{names[found.scores]} = {found.query.name} @ {found.key.name}^T, {shape_text(found.scores.shape)} over "
         f"{found.depth}, in registers, {plan.tile.keys} keys at a time",
-        f"{names[found.logits]} is what is softmaxed: its row's largest value, {names[found.top]}, and sums of "
-        f"{names[found.exps]} are carried from tile to tile; they shrink by exp(old - new) as it grows",
+        made,
     ]
 
 

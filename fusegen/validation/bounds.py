@@ -115,12 +115,12 @@ def analyse_nodes(
         how = hows.get(node)
         if isinstance(how, Multiplication):
             args = [held(table[a]) for a in node.inputs]
-            exps = table[how.carried.exps] if how.carried else None
+            exps = table[how.carried.exps] if how.carried and how.carried.exps else None
             if node.count:
                 args = [columns_dealt(node, args[0]), rows_dealt(node, args[1])]
                 exps = exps and columns_dealt(node, exps)
             table[node] = product(node, how, args)
-            if how.carried is not None and exps is not None:
+            if how.carried is not None:
                 table[node] = carried_product(table[node], args, how.carried, exps)
             if in_kernel(node.inputs[1]):
                 table[node] = unless_too_large(table[node], *(table[n].value for n in unscaled(node)))

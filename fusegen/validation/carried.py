@@ -17,7 +17,7 @@ e = exp(z - p), which is |log e|: n tiles cost 8u (n + 1) e + 2.35u e |log e|.
 smaller in the end. The weights are rounded to their type when they are relative to a tile's pivot: half an ulp of them,
 and where that is below the smallest number, at most as far as if they were relative to the final one. A weight of
 exactly 0 hides an infinity or a NaN of a value where its tile is left out, and makes NaN of it where it is not: there
-nothing is known.
+nothing is known. The same of weights without a softmax, of which nothing else is carried.
 """
 
 from __future__ import annotations
@@ -61,15 +61,17 @@ class CarriedSum:
 
 @dataclass(frozen=True, slots=True)
 class CarriedProduct:
-    """How their product with values shrinks: after each of `tiles`."""
+    """How their product with values shrinks: after each of `tiles`. Without exponentials it does not."""
 
-    exps: Node
+    exps: Node | None
     tiles: int
 
 
 def carried(plan: AttentionPlan) -> tuple[Mapping[Node, Exponentials | CarriedSum], CarriedProduct, Node]:
     """How `plan` makes its exponentials and their sum, and beside its own rounding the product, which is the last."""
     found = recognized(plan.graph)
+    if found.softmax is None:
+        return {}, CarriedProduct(None, 0), found.product
     return carried_sums(plan, found), CarriedProduct(found.exps, plan.tiles), found.product
 
 
@@ -108,13 +110,15 @@ def carried_sum_error(x: Array, how: CarriedSum) -> Array:
     return np.asarray(HALF_ULP * (added * size.sum(-1, keepdims=True) + 2.35 * logs.sum(-1, keepdims=True)))
 
 
-def carried_product(found: Bounded, args: Sequence[Bounded], how: CarriedProduct, of: Bounded) -> Bounded:
+def carried_product(found: Bounded, args: Sequence[Bounded], how: CarriedProduct, of: Bounded | None) -> Bounded:
     """The bound on a product, of that on any other: more by what shrinks, and by weights that are 0. `of`: the
-    exponentials that the weights are made of."""
+    exponentials that the weights are made of, if any."""
     weights, values = (arg.value for arg in args)
+    hidden = (weights == 0).astype(np.float32) @ (~np.isfinite(values)).astype(np.float32) > 0
+    if of is None:
+        return bounded(found.value, np.where(hidden, np.inf, found.error))
     exps = of.value
     size, whole = (np.where(np.isfinite(a), np.abs(a), 0.0) for a in (weights, values))
     logs = np.abs(np.log(np.where(np.isfinite(exps) & (exps > 0), exps, 1.0)))
     error = HALF_ULP * ((8 * (how.tiles + 1) * size + 2.35 * size * logs) @ whole)
-    hidden = (weights == 0).astype(np.float32) @ (~np.isfinite(values)).astype(np.float32) > 0
     return bounded(found.value, found.error + np.where(hidden, np.inf, error))

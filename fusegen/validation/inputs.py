@@ -16,7 +16,7 @@ from fusegen.language.graph import Graph, Kind, Node, Tensor, behind, once_per_g
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import Dim, DType, b8, f32, i32, i64, size_of
 from fusegen.planner.attention.operands import attention_uses, weights_uses
-from fusegen.planner.attention.recognition import is_attention
+from fusegen.planner.attention.recognition import has_plain_weights, is_attention
 from fusegen.planner.attention.written import is_written, written_weights
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import moves_along
@@ -276,7 +276,7 @@ def main_tensors(graph: Graph) -> tuple[Tensor, ...]:
 
 def uses_of(graph: Graph) -> tuple[Use, ...]:
     """How a chain of products, or of attention, reads its operands."""
-    if is_attention(graph):
+    if is_attention(graph) or has_plain_weights(graph):
         return attention_uses(graph)
     return weights_uses(written_weights(graph)) if is_written(graph) else uses(graph)
 

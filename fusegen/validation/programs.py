@@ -67,7 +67,7 @@ from fusegen.validation.inputs import (
     with_places,
 )
 from fusegen.validation.invariance import other_batches, rows_at, same_as_contiguous
-from fusegen.validation.judging import agree, failing, judged, overwritten, unlike_text, unnamed_rows
+from fusegen.validation.judging import agree, failing, hides_nan, judged, overwritten, unlike_text, unnamed_rows
 from fusegen.validation.launches import DEPTH
 from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, Placed, read_output, reserve, told, untouched
 from fusegen.validation.patterns import (
@@ -418,7 +418,7 @@ class ProgramChecks(Checks):
         initial = {output: laws[operand] for output, operand in self.graph.updates.items()}
         compared: list[Compared] = []
         doubt = ""
-        other = False  # has a kernel chosen other columns, rightly, than the text does?
+        other = False  # has a kernel chosen other columns, rightly, or hidden a NaN, than the text does?
         for step in self.program.plan.steps:
             graph = step.plan.lowered
             bound = {b.tensor: Shown(b, operands.sizes) for b in step.bindings}
@@ -435,6 +435,7 @@ class ProgramChecks(Checks):
             given = [bound[t.name].law(laws[bases[t.name]]) if t.shape else laws[t.name] for t in graph.inputs]
             hows = accumulations(step.plan)
             found, said, table = judged(graph, hows, given, made, expected, held)
+            other = other or hides_nan(graph, table, expected)
             doubt = doubt or said
             for out in found:
                 self.bounded[out.tensor.name] = max(self.bounded.get(out.tensor.name, 0.0), bounded_share(out))

@@ -187,8 +187,8 @@ class AttentionSpeller(ScoresSpeller):
     def context(self) -> dict[str, Any]:
         plan, atom = self.plan, self.plan.atom
         mma = atom.kind == "mma"
-        self.functions.update(("larger", "power_of_2", "partner", "rounded"))
-        self.constants.add("INFINITY")
+        self.functions.add("rounded")
+        self.carry()
         query, key, value = self.matrix(plan.query, True), self.matrix(plan.key, False), self.values()
         tested = self.element_lines(plan.tested, f"{self.scores}[n][i]")
         free = self.element_lines(plan.free, f"{self.scores}[n][i]") if plan.tests else tested
@@ -259,12 +259,19 @@ class AttentionSpeller(ScoresSpeller):
             **weighed,
             "fours": self.fours,
             "asks_col": asks_col,
+            "nothing": self.nothing,
             "total": bool(plan.behind.total),
             **self.factors("" if plan.base_2 else LOG2E),
             "behind": behind,
             "first_lane": self.first_lane(),
             "values": self.values_at(words),
         }  # fmt: skip
+
+    def carry(self) -> None:
+        """Asks for what every softmax takes."""
+        if self.plan.softmaxed:
+            self.functions.update(("larger", "power_of_2", "partner"))
+            self.constants.add("INFINITY")
 
     def values_at(self, words: Mapping[str, Any]) -> Mapping[str, str]:
         """Where a lane reads values in a line, and which column of a row's sums a fragment's is."""

@@ -284,6 +284,7 @@ class WeightsSpeller(WrittenWords):
             "tested_value": plan.tested.value,
             "free": free,
             "free_value": plan.free.value,
+            "nothing": self.nothing,
             "written": written,
             "settled": settled,
             "masked": masked,

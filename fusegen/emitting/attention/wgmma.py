@@ -141,8 +141,7 @@ class ChainedWgmmaSpeller(WgmmaScoresSpeller, AttentionSpeller):
     def context(self) -> dict[str, Any]:
         plan = self.plan
         self.pairs.add(f"pair_{plan.dtype.name}")
-        self.functions.update(("larger", "power_of_2"))
-        self.constants.add("INFINITY")
+        self.carry()
         tested = self.element_lines(plan.tested, f"{self.scores}[i]")
         free = self.element_lines(plan.free, f"{self.scores}[i]") if plan.tests else tested
         if not plan.free.body:
@@ -201,6 +200,7 @@ class ChainedWgmmaSpeller(WgmmaScoresSpeller, AttentionSpeller):
             **weighed,
             "asks_col": asks_col,
             "asks_key": plan.tests or any(asks_col.values()),
+            "nothing": self.nothing,
             "total": bool(plan.behind.total),
             **self.factors(float_text(scale) if scale != 1 else "", row="factors[r]"),
             "behind": behind,

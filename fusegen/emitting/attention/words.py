@@ -305,6 +305,11 @@ class ScoresWords(Dialect):
             f"constexpr int parts = {self.plan.parts}, next_tile = parts * tile_keys;",
         ]
 
+    @property
+    def nothing(self) -> str:
+        """What an element is that weighs nothing: a logit of a softmax, or a weight."""
+        return "-INFINITY" if self.plan.softmaxed else "0.0f"
+
     def is_free(self) -> str:
         """The test whether a tile's elements need none."""
         ends = self.plan.ends

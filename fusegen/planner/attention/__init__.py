@@ -1,1 +1,1 @@
-"""Attention: two products with a softmax between them, as one kernel."""
+"""Attention: two products with a softmax or steps of single elements between them, as one kernel."""

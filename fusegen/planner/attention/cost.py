@@ -16,7 +16,7 @@ from fusegen.planner.attention.masks import End, Least, Mask, Sum
 from fusegen.planner.attention.mfma_cost import loop_of, mfma_us
 from fusegen.planner.attention.mfma_cost import registers_of as mfma_registers
 from fusegen.planner.attention.parts import AttentionTile, Matrix
-from fusegen.planner.attention.recognition import Recognized, Scored, drawn_by_fours, of_row
+from fusegen.planner.attention.recognition import Recognized, Scored, computed_elements, drawn_by_fours, of_row
 from fusegen.planner.cost import gathered_bytes, unfused_kernels
 from fusegen.planner.model import Cost, TensorTraffic, Traffic
 from fusegen.planner.pieces import arrays, bytes_of
@@ -30,6 +30,7 @@ MMA_SYNC_SHARE = 0.60  # of the data sheet's rate: FlashAttention-2 reaches 190 
 BEHIND_WGMMA_SHARE = 0.36  # where that rate takes warpgroups: 350 of 989 on an H100 (Shah et al. 2024)
 MFMA_SHARE = 0.3  # predicted, not measured
 EXPONENTIALS = 16  # of an SM in a cycle (CUDA C++ Programming Guide, throughput of native arithmetic)
+SPECIAL_FLOPS = 4  # from which on an operation asks for an exponential or the like, and for two from twice as many
 ROW_VALUE_REGISTERS = 4  # of two rows, and of what is made of them on the way
 TILE_US = 0.15  # of a block before its first product and behind its last, for every 16 rows
 COPIED_SHARE = 0.92  # of what memory gives, by cp.async: 64 heads of 32k keys took 388 us, by tensor copies 369 (H100)
@@ -81,8 +82,9 @@ def estimate(
     rate = reached * few * burden(tile) * target.product_tflops(found.dtype) * 1e6
     products = 2.0 * scores * (depth + width) / rate
     cycles = target.fp32_tflops * 1e6 / (2 * target.f32_lanes)  # of all SMs in a us
-    slots = 4 + drawing_slots(found, target)
-    softmax = scores * (1 / EXPONENTIALS + slots / target.f32_lanes) / cycles / max(few, 1e-9)
+    each = 1 / EXPONENTIALS + 4 / target.f32_lanes if found.softmax else weighing_cycles(found, target)
+    each += drawing_slots(found, target) / target.f32_lanes
+    softmax = scores * each / cycles / max(few, 1e-9)
     places = target.sms * resident
     if size_of(graph.shape[-2], graph.sizes) <= tile.rows:
         one = (tile.warps / 8) ** 0.5 * reached * burden(tile) * target.product_tflops(found.dtype) * 1e6 / target.sms
@@ -95,6 +97,13 @@ def estimate(
     ends = waves * TILE_US * tile.rows / 16
     time = LAUNCH_US / 2 + ends + overlapped((memory_us(moved, target), products, softmax), OVERLAP_EXPONENT)
     return cost_of(found, moved, target, time, room, registers, resident)
+
+
+def weighing_cycles(found: Recognized, target: Target) -> float:
+    """Of an SM, for what a weight is made of without a softmax: instructions, and exponentials and the like."""
+    steps = [n.op for n in computed_elements(found.score_body) if n.op.name != "philox"]
+    special = sum(1 + (op.flops > 2 * SPECIAL_FLOPS) for op in steps if op.flops >= SPECIAL_FLOPS)
+    return special / EXPONENTIALS + (1 + sum(op.slots for op in steps)) / target.f32_lanes
 
 
 def drawing_slots(found: Recognized, target: Target) -> float:
@@ -201,7 +210,9 @@ def traffic(graph: Graph, found: Recognized, share: float) -> Traffic:
     keys, depth, width = (size_of(size, graph.sizes) for size in (found.keys, found.depth, found.width))
     products = round(2 * count * (depth + width) * share)
     others = [n for n in found.score_body if not of_row(n)]
-    flops = round(count * share * (6 + sum(n.op.flops for n in others)))
+    softmax = 6 if found.softmax else 0
+    flops = round(count * share * (softmax + sum(n.op.flops for n in others)))
+    special = 1 if found.softmax else sum(n.op.flops >= SPECIAL_FLOPS for n in others)
     operators = unfused_kernels(graph)
     apart = ideal + count * found.dtype.bytes * 4
     elements = max(1, graph.rows * keys)
@@ -213,7 +224,7 @@ def traffic(graph: Graph, found: Recognized, share: float) -> Traffic:
         per_element_fused=ideal,
         per_element_unfused=apart,
         flops=products + flops,
-        special=round(count * share),
+        special=round(count * share * special),
         launches_unfused=len(operators),
         bytes_per_element_fused=ideal / elements,
         bytes_per_element_unfused=apart / elements,

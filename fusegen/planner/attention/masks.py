@@ -7,10 +7,10 @@
     (col <= row) | (col < prefix)                  the farther of two ends
     (col <= row) & keep                            needed up to the end; `keep` is a test of its own, which stays
 
-A condition of which nothing is known may hold anywhere. What is *needed* is where a logit may be more than -inf; what
-is *free* is where all conditions of known intervals surely hold, so that they need no test there. Ends are made of
-whole numbers that are one value a row, in 64 bits: nothing is taken to the other side of a comparison that might have
-wrapped in 32.
+A condition of which nothing is known may hold anywhere. What is *needed* is where a logit may be more than -inf, or,
+without a softmax, a weight something else than 0; what is *free* is where all conditions of known intervals surely
+hold, so that they need no test there. Ends are made of whole numbers that are one value a row, in 64 bits: nothing is
+taken to the other side of a comparison that might have wrapped in 32.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ UNKNOWN = Known(ALL, NOWHERE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mask:
-    """What is known of a chain's logits: the keys that a row needs, those of them that need no test, and the conditions
-    that hold there, `settled`."""
+    """What is known of a chain's logits, or of its weights without a softmax: the keys that a row needs, those of them
+    that need no test, and the conditions that hold there, `settled`."""
 
     needed: Interval
     free: Interval
@@ -137,6 +137,7 @@ class Finder:
         self.graph: Graph = found.lowered
         self.ranges = ranges(self.graph)
         self.last = size_of(found.keys, self.graph.sizes) - 1
+        self.nothing = -math.inf if found.softmax else 0.0  # what weighs nothing
         self.seen: dict[Node, Known] = {}
 
     # ---------------------------------------------------------------- conditions
@@ -247,13 +248,15 @@ class Finder:
     # ---------------------------------------------------------------- logits
 
     def needed(self, node: Node) -> Interval:
-        """Where a value may be something else than -inf."""
+        """Where a logit may be something else than -inf, or a weight without a softmax something else than 0."""
         name, of = node.op.name, node.inputs
         if node.literal is not None:
-            return NOWHERE if node.literal == -math.inf else ALL
+            return NOWHERE if node.literal == self.nothing else ALL
         if name == "where":
             test = self.known(of[0])
             return hull(both(test.may, self.needed(of[1])), both(outside(test.must), self.needed(of[2])))
+        if self.nothing == 0:  # conditions come last
+            return ALL
         if name in ("add", "sub") and self.finite(of[1]):
             return self.needed(of[0])
         if name == "add" and self.finite(of[0]):

@@ -86,6 +86,7 @@ class Loop:
     specials: int
     draws: int
     software_bf16: bool
+    softmaxed: bool = True
 
     @property
     def scores(self) -> float:
@@ -118,12 +119,13 @@ def vector_turns(loop: Loop) -> float:
     """To issue of a wave's vector unit in a tile, but for products."""
     keys, values = loop.brought
     operation = OPERATION if loop.turned else SHARED_OPERATION
-    score = SCORE + BF16 * loop.software_bf16 + SPECIAL * loop.specials + DRAW * loop.draws
-    slow = 1 + SLOW_SPECIAL * loop.specials + SLOW_DRAW * loop.draws
+    own = SCORE if loop.softmaxed else 0.0
+    score = own + BF16 * loop.software_bf16 + SPECIAL * loop.specials + DRAW * loop.draws
+    slow = loop.softmaxed + SLOW_SPECIAL * loop.specials + SLOW_DRAW * loop.draws
     sums = GROUP_ROWS * loop.width / (loop.beside * WAVE)
     pages = (keys + values) * (PAGE + SLOW * SLOW_PAGE) if loop.paged else 0.0
     return (
-        TILE + SLOW + loop.scores * (score + operation * loop.operations + SLOW * slow) + SUM * sums
+        TILE + SLOW + loop.scores * (score + operation * loop.operations + SLOW * slow) + SUM * sums * loop.softmaxed
         + BROUGHT * (keys + values) + HALF * loop.halves + pages
     )  # fmt: skip
 
@@ -193,10 +195,11 @@ def loop_of(
         paged=key.pages is not None,
         instruction=atom.instruction.replace("__builtin_amdgcn", "v"),
         deep=atom.k // atom.instructions,
-        operations=max(0, len(computed) - len(special) - len(draws) - 1),  # the first scales
+        operations=max(0, len(computed) - len(special) - len(draws) - bool(found.softmax)),  # the first scales
         specials=len(special),
         draws=sum(1 if n in by_fours else 4 for n in draws),
         software_bf16=found.dtype is bf16 and not unit.rounds_bf16,
+        softmaxed=found.softmax is not None,
     )
 
 

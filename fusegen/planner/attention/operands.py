@@ -59,8 +59,8 @@ def weights_uses(found: Written) -> tuple[Use, ...]:
 
 def by_rows(found: Recognized) -> Iterator[Tensor]:
     """What is read or written by rows of scores or of the result."""
-    pivot = found.between(found.pivot, (found.top,))
-    yield from inputs_of(found.lowered, (*found.score_body, *found.weight_body, *pivot, *found.epilogue))
+    bodies = (*found.score_body, *found.weight_body, *found.pivot_body, *found.epilogue)
+    yield from inputs_of(found.lowered, bodies)
     yield from found.lowered.outputs
 
 

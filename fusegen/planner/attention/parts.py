@@ -5,7 +5,8 @@ A block has some rows of queries and goes over the keys, a tile at a time:
     scores   query @ key^T, in registers
     logits   a body for each element: as the chain has it (`tested`), or with the conditions resolved that surely hold
              in the whole tile (`free`)
-    carried  the largest logit of each row, and sums of exponentials against it, which shrink as it grows
+    carried  the largest logit of each row, and sums of exponentials against it, which shrink as it grows; without a
+             softmax nothing, and logits are the weights
     product  += weights @ value, the weights from the registers that held the scores
 
 Behind the last tile the sums go through shared memory, where each thread takes neighbouring columns of a row.
@@ -212,6 +213,7 @@ class ScoresPlan(Plan):
     base_2: bool  # exponentials are powers of 2 of the logits as they are
     extreme: bool  # logits may be so large that a row has a factor of its own
     ends: Ends
+    softmaxed: bool = True  # else weights are made of scores alone, and nothing of a row is carried
     parts: int = 0  # blocks, by the first of `row_dims`, to which tiles of keys are dealt; 0: each has all of them
 
     @property

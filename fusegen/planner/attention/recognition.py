@@ -1,4 +1,4 @@
-"""A chain with a softmax between two products, taken apart: what one pass over the keys can hold.
+"""A chain of two products, most often with a softmax between them, taken apart: what a pass over the keys can hold.
 
     found = recognized(graph)
     found.logits          # the value whose rows are softmaxed, made element by element from `found.scores`
@@ -15,6 +15,9 @@ the row's other elements; factors that are one value a row are moved behind it:
 Exact but for rounding: e, which is at most 1, is rounded to the factors' type in place of e * r. Where r is not finite,
 the row's maximum or its sum was not, and the whole row is NaN either way; but that a condition may have put zeros in
 the place of all e * r, as dropout does: such a row with a NaN is 0 as written, and NaN here.
+
+Weights may also be made of scores one by one, with no softmax: as retention and sigmoid attention have it. Then nothing
+is carried but the second product, and a weight is left out where a condition makes it 0 (`conditions`).
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from fusegen.language.ordering import with_nodes
 from fusegen.language.products import Unsplittable, is_computed
 from fusegen.language.sharing import share_common
 from fusegen.language.trace import OPS
-from fusegen.language.types import DType, Size, b8, f32, shape_text, size_of
+from fusegen.language.types import DType, Size, b8, bf16, f16, f32, shape_text, size_of
 from fusegen.planner.attention.codes import (
     beside_codes,
     element_steps,
@@ -42,9 +45,10 @@ from fusegen.planner.attention.codes import (
     read_rows,
     rounded_last,
 )
+from fusegen.planner.attention.conditions import conditions_last, of_all_rows
 from fusegen.planner.attention.hiding import kept_instead
 from fusegen.planner.matching import drawn
-from fusegen.planner.rewrites import hoist_scales
+from fusegen.planner.rewrites import hoist_scales, hoist_scales_of
 from fusegen.targets.atoms import Fragment
 
 EXPONENTIALS = ("exp", "exp2")
@@ -52,22 +56,30 @@ LARGEST_LOGIT = 2.0**29  # neighbours among larger ones differ by 64 or more, an
 MOST_DEPTH = 256  # numbers of a key or a value, of which a warp has the sums of 16 rows
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Scored:
-    """A chain whose rows of scores are softmaxed, all nodes of `lowered`.
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """Of the rows of `logits`: `top`, the largest of a row; `pivot`, the row value that is subtracted from them;
+    `exps`, their exponentials; `total`, the sum of these, None where nothing asks for it."""
 
-    `scores` = query @ key^T; `logits`, made of its elements one by one; `top`, the largest of a row; `pivot`, the row
-    value that is subtracted from them; `exps`, their exponentials; `total`, the sum of these, None where nothing asks
-    for it.
-    """
-
-    lowered: Graph
-    scores: Node
     logits: Node
     top: Node
     pivot: Node
     exps: Node
     total: Node | None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Scored:
+    """A chain that makes something of rows of scores, all nodes of `lowered`.
+
+    `scores` = query @ key^T; `logits`, made of its elements one by one, whose rows have a `softmax`. Where they have
+    none, they are the weights that are multiplied.
+    """
+
+    lowered: Graph
+    scores: Node
+    logits: Node
+    softmax: Softmax | None
     query: Tensor
     key: Tensor
     dtype: DType  # of all factors
@@ -90,9 +102,37 @@ class Scored:
         return self.scores.inputs[0].shape[-1]
 
     @property
+    def top(self) -> Node:
+        return self.of_softmax.top
+
+    @property
+    def pivot(self) -> Node:
+        return self.of_softmax.pivot
+
+    @property
+    def exps(self) -> Node:
+        return self.of_softmax.exps
+
+    @property
+    def total(self) -> Node | None:
+        return self.of_softmax.total
+
+    @property
+    def of_softmax(self) -> Softmax:
+        assert self.softmax is not None
+        return self.softmax
+
+    @property
     def carried(self) -> tuple[Node, ...]:
         """What passes over the keys leave behind, beside the second product."""
+        if self.softmax is None:
+            return ()
         return (self.top,) if self.total is None else (self.top, self.total)
+
+    @property
+    def pivot_body(self) -> tuple[Node, ...]:
+        """From the largest logit to what is subtracted."""
+        return self.between(self.pivot, (self.top,)) if self.softmax else ()
 
     @property
     def score_body(self) -> tuple[Node, ...]:
@@ -103,7 +143,7 @@ class Scored:
     def extreme(self) -> bool:
         """May an operand or a number along the keys take all logits of a tile to where f32 has no exponential of their
         differences, as masks that add -1e30 do?"""
-        if self.exps.op.name == "exp2":  # its pivot is a logit
+        if self.softmax is None or self.exps.op.name == "exp2":  # its pivot is a logit
             return False
         along = [node for node in self.score_body if node.op.kind in (Kind.INPUT, Kind.GATHER)]
         if any(node.dtype is not b8 and node.shape[-1:] not in ((), (1,)) for node in along):
@@ -114,7 +154,7 @@ class Scored:
     @property
     def plain_pivot(self) -> bool:
         """Is it the largest logit, or 0 where that is -inf, as a kernel carries it?"""
-        return is_guarded(self.pivot, self.top)
+        return self.softmax is None or is_guarded(self.pivot, self.top)
 
     def between(self, last: Node, first: tuple[Node, ...]) -> tuple[Node, ...]:
         found = {last} - set(first)
@@ -134,7 +174,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Recognized(Scored):
-    """Attention: `weights`, the exponentials as they are multiplied; `product` = weights @ value."""
+    """Attention: `weights`, the exponentials or the logits as they are multiplied; `product` = weights @ value."""
 
     weights: Node
     product: Node
@@ -180,6 +220,8 @@ class Recognized(Scored):
     @property
     def weight_body(self) -> tuple[Node, ...]:
         """From an exponential to what is multiplied."""
+        if self.softmax is None:
+            return ()
         return self.between(self.weights, (self.exps, self.scores, *self.carried))
 
     @property
@@ -211,6 +253,21 @@ def is_attention(graph: Graph) -> bool:
     return first in set(behind(second.inputs))
 
 
+@once_per_graph
+def has_plain_weights(graph: Graph) -> bool:
+    """Does a product take as its left factor what is made of another one's results, one by one?"""
+    if len(graph.products) != 2 or is_attention(graph) or graph.selection:
+        return False
+    if any(len(product.inputs) > 2 for product in graph.products):
+        return False
+    if not {graph.factor_types[product] for product in graph.products} <= {f16, bf16}:
+        return False
+    try:
+        return recognized(graph).softmax is None
+    except Unsplittable:
+        return False
+
+
 def is_wide(found: Recognized) -> bool:
     """Has a key or a value more numbers than a warp's registers have room for sums of?"""
     return any(size_of(size, found.lowered.sizes) > MOST_DEPTH for size in (found.depth, found.width))
@@ -221,11 +278,15 @@ def recognized(graph: Graph) -> Recognized:
     """The parts of a chain that is attention. Raises Unsplittable for what one pass over the keys can't hold."""
     if len(graph.products) != 2:
         raise Unsplittable(f"{len(graph.products)} products; attention has two, one of what the other one gives")
-    hoisted = rounded_last(hoist_scales(constants_folded(kept_instead(share_common(graph)))))
+    kept = constants_folded(kept_instead(share_common(graph)))
+    hoisted = rounded_last(hoist_scales_of(kept, kept.products[:1]) if keeps_scales(kept) else hoist_scales(kept))
     first, second = hoisted.products
     above = set(behind(second.inputs))
     if first not in above or first in behind([second.inputs[1]]):
         raise Unsplittable("neither product's left factor is made of the other product")
+    if not is_attention(hoisted):
+        whole = of_all_rows(hoisted)
+        return parts_of(conditions_last(whole, whole.products[1]), None)
     softmax = softmax_of(hoisted, first, second)
     lowered = scales_behind(hoisted, second, softmax)
     return parts_of(lowered, softmax_of(lowered, *lowered.products))
@@ -247,16 +308,12 @@ def constants_folded(graph: Graph) -> Graph:
     return graph if all(made[n] is n for n in graph.nodes) else with_nodes(graph, made)
 
 
+def keeps_scales(graph: Graph) -> bool:
+    """Are weights of no softmax multiplied as f16, whose numbers a scale behind the product may come too late for?"""
+    return not is_attention(graph) and graph.factor_types[graph.products[1]] is f16
+
+
 # ---------------------------------------------------------------- the softmax
-
-
-@dataclass(frozen=True, slots=True)
-class Softmax:
-    logits: Node
-    top: Node
-    pivot: Node
-    exps: Node
-    total: Node | None
 
 
 def softmax_of(graph: Graph, first: Node, second: Node | None = None) -> Softmax:
@@ -408,9 +465,10 @@ def need_linear(node: Node, softmax: Softmax) -> None:
 # ---------------------------------------------------------------- what one kernel holds
 
 
-def parts_of(graph: Graph, softmax: Softmax) -> Recognized:
+def parts_of(graph: Graph, softmax: Softmax | None) -> Recognized:
     first, second = graph.products
-    need_linear(second.inputs[0], softmax)
+    if softmax:
+        need_linear(second.inputs[0], softmax)
     for product in (first, second):
         for side, factor in zip(("left", "right"), product.inputs, strict=True):
             if product is second and side == "left":
@@ -431,11 +489,8 @@ def parts_of(graph: Graph, softmax: Softmax) -> Recognized:
     found = Recognized(
         lowered=graph,
         scores=first,
-        logits=softmax.logits,
-        top=softmax.top,
-        pivot=softmax.pivot,
-        exps=softmax.exps,
-        total=softmax.total,
+        logits=softmax.logits if softmax else second.inputs[0],
+        softmax=softmax,
         weights=second.inputs[0],
         product=second,
         query=graph.tensor_of[first.inputs[0]],
@@ -458,14 +513,17 @@ def need_elements(found: Recognized) -> None:
     for node in bodies:
         if node.op.kind not in (Kind.MAP, Kind.INPUT, Kind.LEAF) or node in (found.scores, found.logits.op):
             raise Unsplittable(f"{node.operator} at {node.where}: the kernel of two products takes single elements")
+    if found.softmax is None and any(n.dtype is b8 and found.product in behind([n]) for n in found.epilogue):
+        raise Unsplittable("a condition on the second product's results could tell a NaN that masked weights hide")
     need_drawn_for_scores(found, found.epilogue)
     first, behind_it = found.scores, set(found.epilogue)
-    inside = {n for n in (*found.score_body, *found.weight_body, found.exps, first) if n.op.kind is not Kind.LEAF}
+    elements = (*found.score_body, *found.weight_body, *([found.exps] if found.softmax else []), first)
+    inside = {n for n in elements if n.op.kind is not Kind.LEAF}
     for node in inside & behind_it:
         if node.op.kind is not Kind.INPUT and not of_row(node):
             raise Unsplittable(
-                f"{node.operator} at {node.where} is asked for behind the softmax too, of each key: the kernel of two "
-                "products has it for a tile of keys alone"
+                f"{node.operator} at {node.where} is asked for behind the second product too, of each key: the kernel "
+                "of two products has it for a tile of keys alone"
             )
     for node in (found.scores, found.product):
         leading = graph.shape[1:-1] if found.parts and node is found.scores else graph.shape[:-1]

@@ -1,4 +1,4 @@
-"""Attention: two products with a softmax between them in one kernel, in which no row of scores is ever whole.
+"""Attention: two products, most often with a softmax between them, in one kernel: no row of scores is ever whole.
 
 A block has some rows of queries; its warps go over tiles of keys and values in shared memory, and carry each row's
 maximum and sums in registers (Milakov & Gimelshein 2018; Dao et al. 2022). What masks leave out of a tile's columns is
@@ -44,6 +44,7 @@ from fusegen.planner.attention.recognition import (
     MOST_DEPTH,
     Recognized,
     drawn_by_fours,
+    has_plain_weights,
     is_attention,
     is_wide,
     of_row,
@@ -118,8 +119,8 @@ def deals(tile: AttentionTile, found: Recognized) -> bool:
 
 def checked(graph: Graph) -> Recognized:
     """The parts of a chain of attention. Raises NotFor for other chains, NoMatch for what no kernel of it holds."""
-    if not is_attention(graph):
-        raise NotFor("attention is for two products with a softmax between them")
+    if not is_attention(graph) and not has_plain_weights(graph):
+        raise NotFor("attention is for two products with a softmax between them, or with elementwise steps alone")
     try:
         found = recognized(graph)
     except Unsplittable as reason:
@@ -202,11 +203,7 @@ def plan_of(
         shared_bytes=room,
         cost=cost,
         decisions=decisions(graph),
-        rounding=(
-            f"{drawn.names[found.weights]}, before it is divided by its row's sum, to {found.dtype} where it meets "
-            f"{drawn.names[found.value.node]}",
-            *roundings(graph),
-        ),
+        rounding=(rounded_weights(found, drawn.names), *roundings(graph)),
         tile=tile,
         atom=atom,
         query=query,
@@ -222,11 +219,18 @@ def plan_of(
         free=drawn.score_body(mask.settled),
         weight=drawn.weight_body(atom.fragment),
         draws=drawn.draws(atom.fragment),
-        base_2=found.exps.op.name == "exp2",
+        base_2=found.softmax is not None and found.exps.op.name == "exp2",
         extreme=found.extreme,
         ends=ends,
+        softmaxed=found.softmax is not None,
         behind=drawn.behind(vector, -(-tile.rows * width // vector // (tile.warps * target.warp))),
     )
+
+
+def rounded_weights(found: Recognized, names: Mapping[Node, str]) -> str:
+    """Of a plan's `rounding`, what is said of the second product's left factor."""
+    before = ", before it is divided by its row's sum," if found.softmax else ""
+    return f"{names[found.weights]}{before} to {found.dtype} where it meets {names[found.value.node]}"
 
 
 def regime(tile: AttentionTile, ends: Ends, mask: Mask, drawn: Draft) -> str:
@@ -258,6 +262,8 @@ class Draft(ScoresDraft):
 
     def weight_body(self, fragment: Fragment) -> ElementBody:
         found = self.found
+        if found.softmax is None:
+            return ElementBody(given=self.names[found.weights], value=self.names[found.weights])
         apart = drawn_by_fours(found, fragment)
         asked = {found.weights, *(a for n in found.weight_body if n not in apart for a in n.inputs)}
         listed = [n for n in found.weight_body if not of_row(n) and n in asked and n not in apart]
@@ -281,15 +287,15 @@ class Draft(ScoresDraft):
         carried = {found.product, *found.carried}
         pivot: list[Node] = []
         if not found.plain_pivot:
-            pivot = [n for n in found.between(found.pivot, (found.top,)) if of_row(n) and is_computed(n)]
+            pivot = [n for n in found.pivot_body if of_row(n) and is_computed(n)]
         listed = [n for n in found.epilogue if n not in carried]
         rows = [n for n in listed if of_row(n) and is_computed(n) and n not in pivot]
         outputs = [(Store(self.accesses[t.name], self.names[t.node], fits=fits(t, graph)), t) for t in graph.outputs]
-        needed = [*listed, *found.between(found.pivot, (found.top,))] if pivot else listed
+        needed = [*listed, *found.pivot_body] if pivot else listed
         return Behind(
             sums=self.names[found.product],
-            top=self.names[found.top],
-            total=self.names[found.total] if found.total else "",
+            top=self.names[found.top] if found.softmax else "",
+            total=self.names[found.total] if found.softmax and found.total else "",
             pivot=self.names[found.pivot] if pivot else "",
             pivot_body=self.statements(pivot),
             vector=vector,

@@ -20,6 +20,7 @@ from fusegen.planner.attention.cost import (
     streamed_us,
     tiles_of,
     traffic,
+    weighing_cycles,
 )
 from fusegen.planner.attention.masks import Mask
 from fusegen.planner.attention.parts import AttentionTile
@@ -48,7 +49,8 @@ def estimate(
     blocks = math.prod(others) * -(-max(1, rows) // tile.rows)
     each_tiles = tiles_of(found, keys, tile) * share  # of a block, on average
     scores = tile.rows * tile.keys * each_tiles
-    softmax = SOFTMAX_CYCLES[tile.warps // 4] + drawing_slots(found, target) / target.f32_lanes
+    softmax = SOFTMAX_CYCLES[tile.warps // 4] if found.softmax else weighing_cycles(found, target)
+    softmax += drawing_slots(found, target) / target.f32_lanes
     cycles = target.fp32_tflops * 1e6 / (2 * target.f32_lanes * target.sms)  # of an SM in a us
     rate = target.product_tflops(found.dtype) * 1e6 / target.sms  # of an SM
     reached = SHARE * burden(tile) / burden(AttentionTile(128, 128, 8, 2, False))

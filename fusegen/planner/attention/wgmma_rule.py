@@ -150,9 +150,9 @@ def regime(tile: AttentionTile, general: str, parts: int) -> str:
 def scaled_bodies(plan: ScoresPlan) -> tuple[float, ElementBody, ElementBody]:
     """A positive number that every logit is multiplied by last, and the bodies without that: the largest product is
     that of the largest factor, and powers are of the factor times log2 of e times the number, one instruction each.
-    Where logits may be extreme, it is 1: rows have factors of their own."""
+    Where logits may be extreme, it is 1: rows have factors of their own; and of weights that are no powers."""
     tested, free = plan.tested, plan.free
-    if plan.extreme:
+    if plan.extreme or not plan.softmaxed:
         return 1.0, tested, free
     (scale, lighter), (other, lightest) = (without_scale(body) for body in (tested, free))
     return (scale, lighter, lightest) if scale == other else (1.0, tested, free)
