@@ -232,7 +232,7 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
     if graph.products:
         claims.note(SIDE_BY_SIDE, of_tensors + of_values)
     outputs = frozenset(t.name for t in graph.outputs)  # a value may be called so, but an operand is a pointer too
-    factors = factors_alone(graph) if chained else frozenset()
+    factors = {n for n in factors_alone(graph) if graph.tensor_of[n].name != "np"} if chained else frozenset[Node]()
     names = {t.node: claims.claim([t.name], of_tensors, outputs, t.node in factors) for t in graph.inputs}
     first = {name: node for node, name in reversed([*graph.names.items()])}
     named = [n for n in graph.nodes if not (n.op.kind is Kind.LEAF and n.op.name in ("literal", "size"))]

@@ -1,4 +1,4 @@
-"""Attention: two products with a softmax between them, with masks, biases and whatever stands around them."""
+"""Attention: two products, mostly with a softmax between them, with masks, biases and whatever stands around them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ class Attention(Draft):
         self.outputs.append(Output(out, rng.choice((self.stored, "f32"))))
 
     def weights_of(self, a: Term) -> tuple[str, Meaning]:
-        """softmax(a), or half of its weights, doubled; drawn apart: nothing else is drawn otherwise."""
+        """softmax(a), or half of its weights, doubled, or what is made of each score by itself; drawn apart: nothing
+        else is drawn otherwise."""
+        if (apart := random.Random(f"plain {self.sizes}")).random() < 0.25:
+            return self.plain_weights(a, apart)
         rng = random.Random(f"{self.sizes}")
         if rng.random() < 0.7:
             return f"F.softmax({a.text})", self.attended
@@ -73,6 +76,35 @@ class Attention(Draft):
             return self.attended(s, v, 2.0 * (uniform(s, seed, offset).value >= 0.5))
 
         return f"F.dropout(F.softmax({a.text}), 0.5, {seed}, {offset})", meaning
+
+    def plain_weights(self, a: Term, rng: random.Random) -> tuple[str, Meaning]:
+        """Weights that are 0 of -inf, some of them times a mask."""
+        steps = rng.choice((("sigmoid",), ("relu",), ("relu", "square")))
+        masked = rng.random() < 0.4
+        self.features.add(f"attention by {' and '.join(steps)}{', masked' if masked else ''}")
+        text = a.text
+        for name in steps:
+            text = f"F.{name}({text})"
+        if masked:
+            text = f"{text} * F.where(F.col_index({a.text}) <= F.row_index({a.text}) + 3, 0.5, 0.0)"
+
+        def meaning(s: Bounded, v: Bounded) -> Bounded:
+            weights = s
+            for name in steps:
+                weights = arithmetic.UNARY[name](weights)
+            lost = np.zeros((), bool)
+            if masked:
+                rows, cols = s.value.shape[-2:]
+                seen = np.arange(cols)[None] <= np.arange(rows)[:, None] + 3
+                lost = (~seen & ~np.isfinite(weights.value)).any(-1, keepdims=True)  # it may be hidden
+                value, error = (np.where(seen, 0.5 * part, 0.0) for part in (weights.value, weights.error))
+                weights = Bounded("f", value, error)
+            found = product(weights, v, self.stored, computed=True, tf32=False)
+            small = ~(size_of(weights.value) > weights.error + 4 * SMALLEST[self.stored])
+            hidden = np.matmul(small.astype(float), (~np.isfinite(v.value)).astype(float)) > 0
+            return Bounded("f", found.value, np.where(lost | hidden, INF, found.error))
+
+        return f"({text})", meaning
 
     def changed(self, a: Term) -> Term:
         """A bias, a soft cap or a scale between the scores and the softmax."""

@@ -188,6 +188,8 @@ class AttentionSpeller(ScoresSpeller):
         plan, atom = self.plan, self.plan.atom
         mma = atom.kind == "mma"
         self.functions.add("rounded")
+        if plan.atom.repeated:  # lanes give each other what they round
+            self.functions.add("partner")
         self.carry()
         query, key, value = self.matrix(plan.query, True), self.matrix(plan.key, False), self.values()
         tested = self.element_lines(plan.tested, f"{self.scores}[n][i]")
