@@ -150,8 +150,9 @@ def attention(plan: AttentionPlan) -> list[str]:
     if isinstance(plan, WideWgmmaAttentionPlan):
         where = "made of every other tile by each of two warpgroups, which multiply it by half of the columns each"
     product = f"{names[found.product]} = {names[found.weights]} @ {found.value.name}, the left factor {where}"
-    pivot = f"the sums are brought to {names[found.pivot]}, which the chain subtracts, behind the last tile"
-    lines = [*scores(plan, found), product, *([] if found.plain_pivot else [pivot])]
+    lines = [*scores(plan, found), product]
+    if not found.plain_pivot:
+        lines.append(f"the sums are brought to {names[found.pivot]}, which the chain subtracts, behind the last tile")
     shared = isinstance(plan, WideWgmmaAttentionPlan) or (isinstance(plan, WideAttentionPlan) and plan.shared)
     if shared and found.value is not found.key:
         lines.append(f"{found.value.name} is the first columns of {found.key.name}: a tile is brought once for both")

@@ -15,7 +15,7 @@
 // traffic  134.2 MB moved, 134.2 MB ideal, 4429.2 MB with products apart, 19763.6 MB unfused in 12
 //          launches
 // floor    440.6 us at 312 TFLOP/s for products; compute-bound at 1024.25 flop/B
-// rounding where to bf16 where it meets v; out to bf16 when stored; f32 between
+// rounding weight to bf16 where it meets v; out to bf16 when stored; f32 between
 // needs    S=4096, D=128, E=128; rows of all operands next to each other; q, k, v, out: address and
 //          strides in multiples of 16 B
 
@@ -228,7 +228,7 @@ retention(
   unsigned q_part[8][4];
   #pragma unroll
   for (int k = 0; k < 8; ++k) load_matrices(q_part[k], q_lane + k * 32);
-  float matmul_v_sums[16][4] = {};
+  float weight_times_v_sums[16][4] = {};
 
   for (int key0 = first_key, tile = 0; key0 < end_key; key0 += tile_keys, ++tile) {
     const int stage = tile % 2;
@@ -284,8 +284,8 @@ retention(
           const float neg_times_cast = neg * cast;
           const float decay = exponential(neg_times_cast);
           const float q_times_k_times_decay = q_times_k * decay;
-          const float where = le ? q_times_k_times_decay : 0.0f;
-          q_times_k_sums[n][i] = where;
+          const float weight = le ? q_times_k_times_decay : 0.0f;
+          q_times_k_sums[n][i] = weight;
         }
       }
     }
@@ -302,8 +302,8 @@ retention(
       for (int d = 0; d < 8; ++d) {
         unsigned v_part[4];
         load_matrices_across(v_part, v_lane + stage * stage_bytes + n * (16 * v_pitch * 2) + d * 32);
-        multiply_add(matmul_v_sums[2 * d], rounded, v_part[0], v_part[1]);
-        multiply_add(matmul_v_sums[2 * d + 1], rounded, v_part[2], v_part[3]);
+        multiply_add(weight_times_v_sums[2 * d], rounded, v_part[0], v_part[1]);
+        multiply_add(weight_times_v_sums[2 * d + 1], rounded, v_part[2], v_part[3]);
       }
     }
   }
@@ -316,7 +316,7 @@ retention(
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int m = warp_row + i / 2 % 2 * 8 + lane / 4;
-      row_sums[m * sums_stride + d * 8 + lane % 4 * 2 + i % 2] = matmul_v_sums[d][i];
+      row_sums[m * sums_stride + d * 8 + lane % 4 * 2 + i % 2] = weight_times_v_sums[d][i];
     }
   }
   __syncthreads();
@@ -328,11 +328,11 @@ retention(
     if (m < rows_here) {
       const long long row = row0 + m;
       Vec<__nv_bfloat16, 8> out_vec;
-      const Vec<float, 8> matmul_v_total = load<8>(row_sums + m * sums_stride + col);
+      const Vec<float, 8> weight_times_v_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float matmul_v = matmul_v_total.at[j];
-        const float out = matmul_v * 0.088388346f;
+        const float weight_times_v = weight_times_v_total.at[j];
+        const float out = weight_times_v * 0.088388346f;
         out_vec.at[j] = __float2bfloat16_rn(out);
       }
       store<8>(out_ptr + B_at * out_stride_B + H_at * out_stride_H + row * out_stride_S + col, out_vec);

@@ -15,7 +15,7 @@
 // traffic  134.2 MB moved, 134.2 MB ideal, 4429.2 MB with products apart, 19763.6 MB unfused in 12
 //          launches
 // floor    138.9 us at 989 TFLOP/s for products; compute-bound at 1024.25 flop/B
-// rounding where to bf16 where it meets v; out to bf16 when stored; f32 between
+// rounding weight to bf16 where it meets v; out to bf16 when stored; f32 between
 // needs    S=4096, D=128, E=128; rows of all operands next to each other; q, k, v, out: address and
 //          strides in multiples of 16 B
 
@@ -324,7 +324,7 @@ retention(
     }
     float q_times_k_sums[64];  // of 64 queries and the tile's keys: queries @ keys^T, then weights
     unsigned weights[32];  // rounded, two in a register: as wgmma takes them
-    float matmul_v_sums[64] = {};  // weights @ values
+    float weight_times_v_sums[64] = {};  // weights @ values
 
     // asks for the scores of a tile of keys
     const auto multiply_keys = [&](int tile) {
@@ -346,13 +346,13 @@ retention(
     const auto multiply_values = [&](int tile) {
       const int stage = tile % stages;
       wait_at(values_full + 8 * stage, tile / stages % 2);
-      fence_floats(matmul_v_sums);
+      fence_floats(weight_times_v_sums);
       fence_words(weights);
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
       #pragma unroll
       for (int k = 0; k < tile_keys / 16; ++k) {
         multiply_weights(
-            matmul_v_sums, reinterpret_cast<const unsigned (&)[4]>(weights[k * 4]),
+            weight_times_v_sums, reinterpret_cast<const unsigned (&)[4]>(weights[k * 4]),
             values_lie + stage * (value_bytes / 16) + k * (16 * line_bytes / 16));
       }
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -390,8 +390,8 @@ retention(
           const float neg_times_cast = neg * cast;
           const float decay = exponential(neg_times_cast);
           const float q_times_k_times_decay = q_times_k * decay;
-          const float where = le ? q_times_k_times_decay : 0.0f;
-          q_times_k_sums[i] = where;
+          const float weight = le ? q_times_k_times_decay : 0.0f;
+          q_times_k_sums[i] = weight;
         }
       }
     };
@@ -420,14 +420,14 @@ retention(
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the scores are there
         weigh(tile);
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-        fence_floats(matmul_v_sums);
+        fence_floats(weight_times_v_sums);
         fence_words(weights);
         if (lane == 0) arrive_at(values_empty + 8 * ((tile - 1) % stages));
         round_weights();
       }
       multiply_values(tiles - 1);
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      fence_floats(matmul_v_sums);
+      fence_floats(weight_times_v_sums);
     }
     // the first consumer was told of a turn that it does not take
     if (own == 0) asm volatile("bar.sync 1, 256;" ::: "memory");
@@ -441,8 +441,8 @@ retention(
         float out_pair[2];
         #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const float matmul_v = matmul_v_sums[n * 4 + r * 2 + j];
-          const float out = matmul_v * 0.088388346f;
+          const float weight_times_v = weight_times_v_sums[n * 4 + r * 2 + j];
+          const float out = weight_times_v * 0.088388346f;
           out_pair[j] = out;
         }
         out_words[n * 2 + r] = rounded_pair_bf16(out_pair[0], out_pair[1]);

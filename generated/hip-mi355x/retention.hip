@@ -15,7 +15,7 @@
 // traffic  134.2 MB moved, 134.2 MB ideal, 4429.2 MB with products apart, 19763.6 MB unfused in 12
 //          launches
 // floor    54.6 us at 2517 TFLOP/s for products; compute-bound at 1024.25 flop/B
-// rounding where to bf16 where it meets v; out to bf16 when stored; f32 between
+// rounding weight to bf16 where it meets v; out to bf16 when stored; f32 between
 // needs    S=4096, D=128, E=128; rows of all operands next to each other; q, k, v, out: address and
 //          strides in multiples of 16 B
 
@@ -230,7 +230,7 @@ retention(
   #pragma unroll
   for (int k = 0; k < 4; ++k) q_part[k] = load_fragment(q_lane + k * 32);
   __syncthreads();  // the first tile takes the queries' place
-  Sums matmul_v_sums[8] = {};
+  Sums weight_times_v_sums[8] = {};
 
   for (int key0 = first_key, tile = 0; key0 < end_key; key0 += tile_keys, ++tile) {
     const int stage = tile % 1;
@@ -284,8 +284,8 @@ retention(
           const float neg_times_cast = neg * cast;
           const float decay = exponential(neg_times_cast);
           const float q_times_k_times_decay = q_times_k * decay;
-          const float where = le ? q_times_k_times_decay : 0.0f;
-          q_times_k_sums[n][i] = where;
+          const float weight = le ? q_times_k_times_decay : 0.0f;
+          q_times_k_sums[n][i] = weight;
         }
       }
     }
@@ -297,7 +297,7 @@ retention(
       #pragma unroll
       for (int d = 0; d < 8; ++d) {
         const Half v_part = load_halves(v_lane + stage * stage_elements + d * 16 * v_pitch + n * 16);
-        matmul_v_sums[d] = __builtin_amdgcn_mfma_f32_16x16x32_bf16(v_part, rounded, matmul_v_sums[d], 0, 0, 0);
+        weight_times_v_sums[d] = __builtin_amdgcn_mfma_f32_16x16x32_bf16(v_part, rounded, weight_times_v_sums[d], 0, 0, 0);
       }
     }
     __syncthreads();
@@ -311,7 +311,7 @@ retention(
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int m = warp_row + lane % 16;
-      row_sums[m * sums_stride + (d * 16 + lane / 16 * 4 + i) % 16 * 8 + (d * 16 + lane / 16 * 4 + i) / 16] = matmul_v_sums[d][i];
+      row_sums[m * sums_stride + (d * 16 + lane / 16 * 4 + i) % 16 * 8 + (d * 16 + lane / 16 * 4 + i) / 16] = weight_times_v_sums[d][i];
     }
   }
   __syncthreads();
@@ -323,11 +323,11 @@ retention(
     if (m < rows_here) {
       const long long row = row0 + m;
       Vec<__bf16, 8> out_vec;
-      const Vec<float, 8> matmul_v_total = load<8>(row_sums + m * sums_stride + col);
+      const Vec<float, 8> weight_times_v_total = load<8>(row_sums + m * sums_stride + col);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float matmul_v = matmul_v_total.at[j];
-        const float out = matmul_v * 0.088388346f;
+        const float weight_times_v = weight_times_v_total.at[j];
+        const float out = weight_times_v * 0.088388346f;
         out_vec.at[j] = static_cast<__bf16>(out);
       }
       store<8>(out_ptr + B_at * out_stride_B + H_at * out_stride_H + row * out_stride_S + col, out_vec);

@@ -15,6 +15,7 @@ from fusegen.planner import candidates
 from fusegen.planner.attention.recognition import has_plain_weights, recognized
 from fusegen.planner.model import Layout, Source
 from fusegen.planner.programs import kernels_of
+from fusegen.reporting.explaining import explanation
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import A100, TARGETS, target
 from fusegen.validation import validate
@@ -216,6 +217,13 @@ def test_heads_behind_tokens_are_one_kernel(name: str) -> None:
     assert np.abs(found - wanted).max() < 2e-2 * np.abs(wanted).max()
     assert validate(run, quick=True).ok
     assert "attention" in str(run.plan.rule if hasattr(run.plan, "rule") else [s.plan.rule for s in run.plan.steps])
+
+
+def test_what_is_said_of_them() -> None:
+    found = candidates(of("retained").graph, A100)
+    said = str(explanation(found))
+    assert "made of each score by itself" in said
+    assert "keys behind the last that a block's rows need are neither read nor multiplied" in said
 
 
 def test_one_kernel_is_taken_where_it_is_faster() -> None:

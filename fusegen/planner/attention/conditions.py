@@ -54,6 +54,8 @@ def conditions_last(graph: Graph, product: Node) -> Graph:
     changed = with_nodes(graph, made)
     renamed = ((node, inner) for node, inner in finder.renamed.items() if node is not weights)
     names = {inner: name for node, inner in renamed if (name := graph.names.get(node))}
+    if weights not in graph.names and "weight" not in graph.names.values():
+        names[last] = "weight"
     left = set(changed.nodes)
     return replace(changed, names={node: name for node, name in {**changed.names, **names}.items() if node in left})
 
