@@ -231,3 +231,24 @@ def test_one_kernel_is_taken_where_it_is_faster() -> None:
         one, program = kernels_of(spec.graph, target(HOPPER))
         assert one.plans, spec.name
         assert program is None, spec.name
+
+
+@chain(B=1, H=4, S=64, T=65536, D=128)
+def few_rows(q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]) -> bf16[B, H, S, D]:
+    return F.sigmoid(q @ k.mT * 0.1) @ v
+
+
+@chain(B=1, H=4, S=64, T=65536, D=128)
+def few_rows_viewed(q: bf16[B, S, H, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]) -> bf16[B, H, S, D]:
+    return F.sigmoid(F.rearrange(q, "b s h d -> b h s d") @ k.mT * 0.1) @ v
+
+
+@pytest.mark.parametrize("spec", [few_rows, few_rows_viewed], ids=lambda spec: spec.name)
+def test_several_kernels_are_taken_where_one_leaves_a_gpu_idle(spec: Chain) -> None:
+    _, program = kernels_of(spec.graph, target(HOPPER))
+    assert program is not None
+    assert len(program.steps) == 2
+    few = spec.at(T=1024)
+    one, program = kernels_of(few.graph, target(HOPPER))
+    rules = [one.plans[0].rule] if program is None else [step.plan.rule for step in program.steps]
+    assert all(rule.startswith("attention") for rule in rules)

@@ -51,6 +51,9 @@ WORTH_UNPACKING = 0.97
 WORTH_DEEPENING = 0.93
 # The same of long rows that are reduced by groups, by kernels of the same kind
 WORTH_GROUPING = 0.8
+# The same of two products without a softmax between them, whose scores products apart store: as of any chain, but that
+# estimates of both are of products, and a kernel of few rows leaves most of a GPU idle
+WORTH_APART = 0.95
 FEW_STATES = 12  # to look at where one kernel is at hand: a search in full takes longer than compiling
 LONG_STATES = 60  # beside wasteful attention: two cuts are found by then, with a mask between them
 WASTED = 3.5  # times its floor
@@ -63,6 +66,11 @@ def is_wasteful(plan: Plan) -> bool:
     if isinstance(plan, AttentionPlan) and plan.widens:
         return size_of(plan.graph.shape[-2], plan.graph.sizes) > plan.tile.rows
     return plan.rule.startswith("attention_wide") and plan.cost.time_us > WASTED * plan.cost.floor_us
+
+
+def worth_cutting(plan: Plan) -> float:
+    """Several kernels are taken below this share of what the one kernel takes."""
+    return WORTH_APART if isinstance(plan, AttentionPlan) and not plan.softmaxed else WORTH_CUTTING
 
 
 def kernels_of(graph: Graph, target: Target) -> tuple[Candidates, ProgramPlan | None]:
@@ -120,9 +128,10 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
                 return deep
         if found.plans[0].rule.startswith("weights"):  # as well, but rows of a block each may be too few for a GPU
             computed = fills_part(found.plans[0])
-        if not (computed or groups_of_products(graph)) or least.floor_us > WORTH_CUTTING * least.time_us:
+        worth = worth_cutting(found.plans[0])
+        if not (computed or groups_of_products(graph)) or least.floor_us > worth * least.time_us:
             return None
-    limits = (WORTH_CUTTING * found.plans[0].cost.time_us, FEW_STATES) if found.plans else ()
+    limits = (worth_cutting(found.plans[0]) * found.plans[0].cost.time_us, FEW_STATES) if found.plans else ()
     try:
         return cheapest(graph, target, *limits)
     except NoPlan as cut:

@@ -28,6 +28,7 @@ from fusegen.language.one_kernel import of_ends, of_gathers, of_orders, of_scatt
 from fusegen.language.sharing import share_common
 from fusegen.language.types import DType, size_of
 from fusegen.planner import candidates as plans_of
+from fusegen.planner.attention.parts import AttentionPlan
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import bytes_of
 from fusegen.planner.products.factors import no_unit, without_unit
@@ -35,12 +36,12 @@ from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.planner.programs import (
     FEW_STATES,
     LONG_STATES,
-    WORTH_CUTTING,
     WORTH_DEEPENING,
     WORTH_UNPACKING,
     cutting,
     fills_part,
     is_wasteful,
+    worth_cutting,
 )
 from fusegen.planner.programs.column_parts import Parted, parted
 from fusegen.planner.programs.deep_products import deep_products
@@ -185,8 +186,10 @@ class Search:
 
     def may_undercut(self, one: Found) -> bool:
         """Several kernels instead of one: where a factor is computed, where tiles have to hold whole groups, or where a
-        row has channels, and is as long as they make it. Not of attention, whose scores no cut leaves out of memory."""
-        if any(plan.rule.startswith("attention") for kernel in one.kernels for _, plan in kernel.plans):
+        row has channels, and is as long as they make it. Not of a softmax between products, whose scores no cut leaves
+        out of memory."""
+        plans = [plan for kernel in one.kernels for _, plan in kernel.plans]
+        if any(isinstance(plan, AttentionPlan) and plan.softmaxed for plan in plans):
             return False
         computed = any(not plain(factor) for product in self.graph.products for factor in product.inputs)
         channels = any(own.graph.repeated for kernel in one.kernels for own, _ in kernel.plans)
@@ -213,7 +216,7 @@ class Search:
             return 1.0
         plans = [plan for kernel in one.kernels for _, plan in kernel.plans]
         widened = any(isinstance(plan, WgmmaPlan) and plan.coding for plan in plans)
-        return WORTH_UNPACKING if widened else WORTH_CUTTING
+        return WORTH_UNPACKING if widened else max(map(worth_cutting, plans))
 
     def run_on(self, first: Found, below_us: float, most_states: int, views: bool) -> Found | None:
         """The same of the states behind the first."""
