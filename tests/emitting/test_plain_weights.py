@@ -190,6 +190,36 @@ def test_masks_in_memory_hide_no_nan() -> None:
     assert recognized(spec.graph).weights.op.name == "mul"
 
 
+@chain(S=40, T=40, D=16)
+def by_age(q: bf16[S, D], k: bf16[T, D], v: bf16[T, D]) -> bf16[S, D]:
+    """A factor that is computed, and 0 for later keys."""
+    s = q @ k.mT
+    return (s * F.relu(F.cast(F.row_index(s) - F.col_index(s), f32))) @ v
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", [CUDA, HOPPER, AMD])
+def test_computed_zeros_hide_no_nan(name: str) -> None:
+    """All rows have the last key's NaN, whose factor is 0 in each, as in numpy."""
+    q, k, v = (np.ones((40, 16), bf16.numpy) for _ in range(3))
+    k[39] = np.nan
+    assert np.isnan(np.asarray(kernel(by_age, name)(q, k, v)).astype(np.float32)).all()
+
+
+@chain(S=40, T=40, D=16)
+def error_functions(q: bf16[S, D], k: bf16[T, D], v: bf16[T, D]) -> bf16[S, D]:
+    """A function that numpy does not have, of what a condition leaves and of a constant."""
+    s = q @ k.mT * 0.25
+    return (F.erf(F.where(F.col_index(s) <= F.row_index(s), s, 0.0)) * F.erf(D**-0.5)) @ v
+
+
+@needs_emulator
+def test_functions_that_numpy_does_not_have_are_known_at_numbers() -> None:
+    assert recognized(error_functions.graph).weights.op.name == "where"
+    report = validate(kernel(error_functions, CUDA), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
 @chain(B=1, L=100, H=2, P=24, D=16)
 def viewed(
     c: bf16[B, L, D], b: bf16[B, L, D], x: bf16[B, L, H, P], a: f32[B, L, H],

@@ -4,9 +4,9 @@
     where(c, x, 0) * y ->  where(c, x * y, 0)       and so of quotients
 
 as long as c asks for the column's number, as `col <= row` does. So `exp(where(c, z, -inf))`, `sigmoid` of the same, and
-`scores * where(c, decay, 0)` are weights of 0 outside of c. The first is exact. The second is, where y is finite: an
-infinity or a NaN of y is hidden by a condition that does not hold, where 0 * y would be NaN. Tiles that are left out
-make no y, so that every tile takes it so.
+`scores * where(c, decay, 0)` are weights of 0 outside of c. The first is exact. The second is, but where 0 * y or 0 / y
+is NaN, as of an infinite y: a condition that does not hold hides that. Tiles that are left out make no y, so that every
+tile takes it so.
 
 And scores that several heads share are made by each of them (`of_all_rows`).
 """
@@ -20,11 +20,14 @@ from functools import reduce
 
 import numpy as np
 
-from fusegen.language.graph import Graph, Kind, Node, behind, broadcast
+from fusegen.language.graph import CASTS, Graph, Kind, Node, behind, broadcast
 from fusegen.language.ordering import along_row, with_nodes
 from fusegen.language.trace import OPS
-from fusegen.language.types import Shape, b8, f32, size_of
+from fusegen.language.types import Shape, b8, f4e2m1, f32, size_of
 from fusegen.planner.ranges import ranges
+
+# what references call by name
+KNOWN = {"np": np, "erf": math.erf} | {dtype.numpy_name: dtype.numpy for dtype in (*CASTS.values(), f4e2m1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +144,10 @@ class Finder:
         if len(of_one) != 1:
             return None
         numbers = [each.other if each else self.number_of(a) for each, a in zip(left, node.inputs, strict=True)]
-        try:
-            with np.errstate(all="ignore"):
-                value = eval(node.ref.format(*(f"np.float64('{n}')" for n in numbers)), {"np": np})
-        except NameError:  # a function of another module
-            return None
+        value = result_of(node, numbers)
         if value != 0 and not math.isinf(value):
             return None
-        return Left(of_one[0].test, self.with_values(node, left), float(value))
+        return Left(of_one[0].test, self.with_values(node, left), value)
 
     def scaled(self, node: Node, left: list[Left | None]) -> Left | None:
         """where(c, x, 0) * y, and what it is divided by."""
@@ -183,6 +182,12 @@ class Finder:
         if node.size is not None:
             return float(size_of(node.size, self.graph.sizes))
         return None if node.literal is None else float(node.literal)
+
+
+def result_of(node: Node, numbers: Iterable[float | None]) -> float:
+    """f(numbers), of the f that a node has, in float64."""
+    with np.errstate(all="ignore"):
+        return float(eval(node.ref.format(*(f"np.float64('{number}')" for number in numbers)), dict(KNOWN)))
 
 
 def asks_column(test: Node) -> bool:

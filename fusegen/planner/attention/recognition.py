@@ -26,8 +26,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from fusegen.language.graph import CASTS, Graph, Kind, Node, Tensor, behind, once_per_graph
 from fusegen.language.ordering import with_nodes
 from fusegen.language.products import Unsplittable, is_computed
@@ -45,7 +43,7 @@ from fusegen.planner.attention.codes import (
     read_rows,
     rounded_last,
 )
-from fusegen.planner.attention.conditions import conditions_last, of_all_rows
+from fusegen.planner.attention.conditions import conditions_last, of_all_rows, result_of
 from fusegen.planner.attention.hiding import kept_instead
 from fusegen.planner.matching import drawn
 from fusegen.planner.rewrites import hoist_scales, hoist_scales_of
@@ -302,9 +300,7 @@ def constants_folded(graph: Graph) -> Graph:
         made[node] = node if inputs == node.inputs else replace(node, inputs=inputs)
         if node.op.kind is Kind.MAP and node.dtype is f32 and all(a.op.name in ("literal", "size") for a in inputs):
             numbers = [size_of(a.size, graph.sizes) if a.size is not None else a.literal for a in inputs]
-            with np.errstate(all="ignore"):
-                value = eval(node.ref.format(*(f"np.float64({number!r})" for number in numbers)), {"np": np})
-            made[node] = Node(OPS["literal"], (), (), f32, node.operator, literal=float(value))
+            made[node] = Node(OPS["literal"], (), (), f32, node.operator, literal=result_of(node, numbers))
     return graph if all(made[n] is n for n in graph.nodes) else with_nodes(graph, made)
 
 
