@@ -92,11 +92,12 @@ class Attention(Draft):
             weights = s
             for name in steps:
                 weights = arithmetic.UNARY[name](weights)
-            lost = np.zeros((), bool)
+            lost: Array = np.zeros((), bool)
             if masked:
                 rows, cols = s.value.shape[-2:]
                 seen = np.arange(cols)[None] <= np.arange(rows)[:, None] + 3
-                lost = (~seen & ~np.isfinite(weights.value)).any(-1, keepdims=True)  # it may be hidden
+                unsure = ~seen & ~np.isfinite(weights.value)  # it may be hidden
+                lost = np.asarray(unsure.any(-1, keepdims=True))
                 value, error = (np.where(seen, 0.5 * part, 0.0) for part in (weights.value, weights.error))
                 weights = Bounded("f", value, error)
             found = product(weights, v, self.stored, computed=True, tf32=False)
