@@ -22,6 +22,7 @@ from fusegen.errors import ArgumentError, KernelError, RequestError, ValidationE
 from fusegen.language.spec import load_chains
 from fusegen.planner.launched import Text
 from fusegen.planner.model import Layout, Plan, Source
+from fusegen.planner.smaller import needs_smaller, smaller
 from fusegen.runtime import finding
 from fusegen.runtime.cache import Entry, KernelCache, key_of
 from fusegen.runtime.devices import Loaded
@@ -317,3 +318,17 @@ def test_a_large_product_has_a_smaller_twin_of_its_own_configuration() -> None:
     small = pipeline.plan(spec.at(M=64, K=64, N=64))
     source = render(small)
     assert twin(Kernel(source, None, finding.find(small.target, "emulator"), no_other)).source is source
+
+
+def test_attention_whose_queries_are_its_keys_is_judged_at_fewer_of_both() -> None:
+    """Of 4096 tokens that are one dim every launch has 4096 x 4096 scores: a reference took 70 s for some of them."""
+    (retention,) = load_chains(Path("specs/retention.py"))
+    (causal,) = load_chains(Path("specs/causal_attention.py"))
+    for name in ("cuda:h200", "cuda:a100", "hip:mi300x"):
+        plan = pipeline.plan(retention.at(S=4096 + 20), name)
+        assert needs_smaller(plan)
+        other = smaller(plan)
+        assert other.graph.sizes["S"] == 512 + 20
+        assert other.configuration == plan.configuration
+        assert not needs_smaller(other)
+        assert not needs_smaller(pipeline.plan(causal, name))  # whose queries may be few

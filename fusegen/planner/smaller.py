@@ -1,4 +1,4 @@
-"""A plan of large products at a smaller width and K, and of fewer groups, to be judged in its place.
+"""A plan of large products at a smaller width and K, of fewer groups or keys, to be judged in its place.
 
 A reference in float64, or the emulator, takes minutes for what a GPU does at once. What a kernel's text could have
 wrong shows at other sizes as well, if it is by the same rule, in the same configuration, and what is left of the last
@@ -15,12 +15,14 @@ from fusegen.errors import NoPlan, SpecError
 from fusegen.language.graph import Graph
 from fusegen.language.types import Dim, size_of
 from fusegen.planner import candidates
+from fusegen.planner.attention.parts import AttentionPlan
 from fusegen.planner.model import Plan
 
 TILE = 256  # of columns, or of K: the widest tile; the usual ones' widths, and every slice's k, divide it
 WHOLE_TILES = 2 * TILE  # two of the widest tiles, and more slices than a ring of them has stages
 GROUPS = 8  # of rows; a block reads the ends of so many at a time
 MOST_GROUPED_WEIGHTS = 2**24  # of 16 groups of 1024 x 1024
+MOST_OWN_KEYS = 1024  # of attention whose queries are its keys: retention of 4096 tokens took 70 s to be judged
 
 
 def weights(graph: Graph) -> int:
@@ -47,8 +49,12 @@ def smaller(plan: Plan) -> Plan:
 
 def needs_smaller(plan: Plan) -> bool:
     """Whether a kernel's reference would take minutes: of grouped products, whose launch has a tile for each group and
-    reads as many weights as all of them have, and of products for each group of what is summed over."""
+    reads as many weights as all of them have, and of products for each group of what is summed over; of attention whose
+    queries and keys are one dim, so that no launch has few of the one and all of the other."""
     graph = plan.graph.written
+    if isinstance(plan, AttentionPlan):
+        rows, keys = graph.products[0].shape[-2:]
+        return rows == keys and size_of(keys, graph.sizes) > MOST_OWN_KEYS
     return any(n.any_ends for n in graph.products) and weights(graph) > MOST_GROUPED_WEIGHTS
 
 
