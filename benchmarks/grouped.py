@@ -44,6 +44,7 @@ from fusegen.language.spec import load_chains  # noqa: E402
 from fusegen.measuring.timing import Stopwatch  # noqa: E402
 from fusegen.pipeline import gate  # noqa: E402
 from fusegen.planner import candidates  # noqa: E402
+from fusegen.planner.model import Plan  # noqa: E402
 from fusegen.planner.products.parts import ProductPlan  # noqa: E402
 from fusegen.runtime import Kernel, finding  # noqa: E402
 from fusegen.targets import target  # noqa: E402
@@ -159,7 +160,7 @@ class Kernels:
         self.device = device
         self.found: dict[str, Any] = {}
 
-    def compile(self, wanted: Sequence[ProductPlan]) -> None:
+    def compile(self, wanted: Sequence[Plan]) -> None:
         todo = {source.text: (source, plan) for plan in wanted if (source := render(plan)).text not in self.found}
         with ThreadPoolExecutor() as pool:
             for text, binary in zip(todo, pool.map(lambda job: self.binary(*job), todo.values()), strict=True):
@@ -178,13 +179,13 @@ class Kernels:
         return chosen
 
     @staticmethod
-    def binary(source: Any, plan: ProductPlan) -> Any:
+    def binary(source: Any, plan: Plan) -> Any:
         return compile_source(
             source.text, plan.name, plan.target, filename=source.filename, threads=plan.threads,
             dynamic_shared=plan.shared_bytes,
         )  # fmt: skip
 
-    def kernel(self, plan: ProductPlan) -> Kernel:
+    def kernel(self, plan: Plan) -> Kernel:
         source, binary = self.found[render(plan).text]
         return Kernel(source, binary, self.device, lambda layout: (source, binary))
 
