@@ -460,10 +460,10 @@ class Graph:
                 number = size_of(size, self.sizes)
             except SpecError as error:
                 raise SpecError(f"{self.name}: {error}", where) from None
-            least, at = 0 if 0 in (self.sizes[d.name] for d in dims_in(size)) else 1, at_text(size, self.sizes)
+            least = 0 if 0 in (self.sizes[d.name] for d in dims_in(size)) else 1
             if size in axes and not least <= number <= LARGEST_SIZE:
-                said = f"{self.name}: the size {size} is {number} at {at}; a size is {least} to {LARGEST_SIZE}"
-                raise SpecError(said, where)
+                said = f"the size {size} is {number} at {at_text(size, self.sizes)}"
+                raise SpecError(f"{self.name}: {said}; a size is {least} to {LARGEST_SIZE}", where)
         for node in self.nodes:
             if node.view is not None:
                 try:

@@ -383,10 +383,12 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
 
     @property
     def producer_registers(self) -> int:
+        """Of a thread that brings slices."""
         return self.shared_registers[0]
 
     @property
     def consumer_registers(self) -> int:
+        """Of a thread that multiplies them."""
         return self.shared_registers[1]
 
     @property
