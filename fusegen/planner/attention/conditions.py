@@ -7,8 +7,6 @@ as long as c asks for the column's number, as `col <= row` does. So `exp(where(c
 `scores * where(c, decay, 0)` are weights of 0 outside of c. The first is exact. The second is, but where 0 * y or 0 / y
 is NaN, as of an infinite y: a condition that does not hold hides that. Tiles that are left out make no y, so that every
 tile takes it so.
-
-And scores that several heads share are made by each of them (`of_all_rows`).
 """
 
 from __future__ import annotations
@@ -16,14 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import reduce
 
 import numpy as np
 
 from fusegen.language.graph import CASTS, Graph, Kind, Node, behind, broadcast
 from fusegen.language.ordering import along_row, with_nodes
 from fusegen.language.trace import OPS
-from fusegen.language.types import Shape, b8, f4e2m1, f32, size_of
+from fusegen.language.types import b8, f4e2m1, f32, size_of
 from fusegen.planner.ranges import ranges
 
 # what references call by name
@@ -61,30 +58,6 @@ def conditions_last(graph: Graph, product: Node) -> Graph:
         names[last] = "weight"
     left = set(changed.nodes)
     return replace(changed, names={node: name for node, name in {**changed.names, **names}.items() if node in left})
-
-
-def of_all_rows(graph: Graph) -> Graph:
-    """The graph whose scores have the chain's rows, where several heads share them: each makes its own."""
-    first, second = graph.products
-    shape = (*graph.shape[:-1], first.shape[-1])
-    if first.shape == shape or second.shape[:-1] != shape[:-1] or not grows(first.shape, shape):
-        return graph
-    made: dict[Node, Node] = {}
-    for node in graph.nodes:
-        inputs = tuple(made[a] for a in node.inputs)
-        made[node] = node if inputs == node.inputs else replace(node, inputs=inputs)
-        if node is first:
-            made[node] = replace(made[node], shape=shape)
-        elif node.op.kind is Kind.MAP and first in behind([node]):
-            made[node] = replace(made[node], shape=reduce(broadcast, (a.shape for a in made[node].inputs)))
-    return with_nodes(graph, made)
-
-
-def grows(shape: Shape, into: Shape) -> bool:
-    try:
-        return broadcast(shape, into) == into
-    except ValueError:
-        return False
 
 
 class Finder:

@@ -43,8 +43,9 @@ from fusegen.planner.attention.codes import (
     read_rows,
     rounded_last,
 )
-from fusegen.planner.attention.conditions import conditions_last, of_all_rows, result_of
+from fusegen.planner.attention.conditions import conditions_last, result_of
 from fusegen.planner.attention.hiding import kept_instead
+from fusegen.planner.attention.shared_scores import of_all_rows
 from fusegen.planner.matching import drawn
 from fusegen.planner.rewrites import hoist_scales, hoist_scales_of
 from fusegen.targets.atoms import Fragment
