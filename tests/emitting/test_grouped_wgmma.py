@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fusegen import Chain, bf16, chain, dims, f8e4m3, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
+from fusegen.emulator.errors import KernelFault
 from fusegen.errors import MissingError
 from fusegen.exporting.collecting import argument_of
 from fusegen.exporting.facts import Argument
@@ -21,6 +22,7 @@ from fusegen.pipeline import gate
 from fusegen.planner import candidates
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Layout
+from fusegen.planner.products import in_step as waiting
 from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.planner.programs.lowering import lowered
 from fusegen.runtime import Kernel
@@ -257,6 +259,80 @@ def test_a_clusters_tiles_are_of_one_group() -> None:
 
     plan = need(grouped.plain.at(**SIZES), "cooperative", 2)
     assert not validate(kernel_of(plan, edit), cases=("normal", "rows")).ok
+
+
+# ---------------------------------------------------------------- blocks that wait for one another
+
+
+def short(monkeypatch: pytest.MonkeyPatch, schedule: str, spec: Chain = grouped.plain) -> WgmmaPlan:
+    """Blocks with a few short tiles that wait after every second one."""
+    monkeypatch.setattr(waiting, "LEAST_SLICES", 0)
+    monkeypatch.setattr(waiting, "TILES", 2)
+    plan = need(spec.at(T=700, N=256, K=64), schedule, 1)
+    assert plan.tiles_in_step == 2
+    return plan
+
+
+@pytest.mark.parametrize("spec", [grouped.plain, grouped.gated_biased], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("schedule", ["pingpong", "cooperative"])
+def test_blocks_that_wait_for_one_another_are_right(
+    spec: Chain, schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = kernel_of(short(monkeypatch, schedule, spec))
+    assert "all_begun(min(tile - blockIdx.x + gridDim.x" in kernel.source.text
+    report = validate(kernel, cases=("normal", "rows", "malice"))
+    assert report.ok, str(report)[:2000]
+
+
+def test_what_others_never_begin_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a block lacks an SM, the others go on without it."""
+
+    def edit(text: str) -> str:
+        assert "< 512; ++look" in text
+        return text.replace(">= wanted", ">= wanted + (1u << 30)").replace("< 512; ++look", "< (1 << 16); ++look")
+
+    kernel = kernel_of(short(monkeypatch, "cooperative"), edit)
+    kernel.device.timeout_s = 5.0  # type: ignore[attr-defined]
+    assert validate(kernel, cases=("normal",)).ok
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_last_block_leaves_the_counts_at_zero(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = "bool together = true;"
+    asked = f"{first} if (blockIdx.x == 0 && threadIdx.x == 0 && atomicAdd(&begun_tiles, 0u) != 0) __trap();"
+
+    def edit(text: str) -> str:
+        assert first in text
+        assert "  atomicExch(&begun_tiles, 0u);" in text
+        text = text.replace(first, asked)
+        return text.replace("  atomicExch(&begun_tiles, 0u);", "") if broken else text
+
+    kernel = kernel_of(short(monkeypatch, "cooperative"), edit)
+    x, w, ends = np.ones((700, 64), bf16.numpy), np.ones((5, 256, 64), bf16.numpy), np.full(5, 700, np.int32)
+    kernel(x, w, ends)
+    if broken:
+        with pytest.raises(KernelFault, match="trap"):
+            kernel(x, w, ends)
+    else:
+        kernel(x, w, ends)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "schedule", "waits"),
+    [
+        (2048, {"N": 4096, "K": 6144}, "cooperative", True),
+        (1024, {"N": 4096, "K": 6144}, "cooperative", False),
+        (4096, {"N": 6144, "K": 2048}, "pingpong", True),
+        (2048, {"N": 6144, "K": 2048}, "pingpong", False),
+    ],
+)
+def test_blocks_of_long_launches_wait(rows: int, sizes: dict[str, int], schedule: str, waits: bool) -> None:
+    """As measured on an H200, from launches of some 40 ms on."""
+    spec = SHIPPED["grouped_gemm"].at(T=rows * 256, E=256, **sizes)
+    plan = candidates(spec.graph, H200).need()[0]
+    assert isinstance(plan, WgmmaPlan)
+    assert (plan.tile.schedule, bool(plan.tiles_in_step)) == (schedule, waits)
+    assert ("in step after each 16 tiles" in plan.regime) == waits
 
 
 # ---------------------------------------------------------------- what is planned

@@ -33,6 +33,7 @@ from typing import Literal
 
 from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Access, Summed
+from fusegen.planner.products.in_step import MOST_LOOKS, WIDEST, tiles_in_step
 from fusegen.planner.products.parts import (
     InnerSegments,
     Operand,
@@ -42,6 +43,7 @@ from fusegen.planner.products.parts import (
     Prologue,
     Segments,
 )
+from fusegen.planner.products.product_cost import tiles_down
 from fusegen.planner.tile import LINE_BYTES, unusual
 from fusegen.targets.atoms import Atom
 
@@ -303,6 +305,21 @@ class WgmmaWork(ProductWork):
         return self.width // self.tile.split_k
 
     @property
+    def tiles_in_step(self) -> int:
+        """After how many of its tiles a block waits for all others; 0: none does. In long launches of groups they do,
+        as far as measured: of 16 bits that tensor copies bring, without clusters, and on Hopper."""
+        if not self.target.wgmma or not self.segments or self.gathers or self.promote or self.coding:
+            return 0
+        tiles = tiles_down(self.graph, self.band) * self.tiles_across
+        slices = tiles // self.target.sms * self.steps
+        return tiles_in_step(slices * self.tile.cols // WIDEST) if self.tile.blocks == 1 else 0
+
+    @property
+    def in_step(self) -> str:
+        """The same, as plans say it."""
+        return f", in step after each {self.tiles_in_step} tiles" if self.tiles_in_step else ""
+
+    @property
     def band(self) -> int:
         """Rows of all tiles of a cluster."""
         return self.tile.rows * self.tile.cluster
@@ -390,6 +407,11 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     def consumer_registers(self) -> int:
         """Of a thread that multiplies them."""
         return self.shared_registers[1]
+
+    @property
+    def most_looks(self) -> int:
+        """At what the others have begun, until a block waits no longer."""
+        return MOST_LOOKS
 
     @property
     def piece_lanes(self) -> int:

@@ -339,7 +339,7 @@ class WgmmaDraft(ProductDraft):
             layout=self.layout,
             rule=self.rule,
             template=f"{self.rule}.cu.j2",
-            regime=self.regime(tile),
+            regime=self.regime(tile) + work.in_step,
             cols=graph.cols,
             accesses=tuple(self.access.values()),
             params=self.params(tile),
