@@ -104,7 +104,8 @@ PRODUCT_FRAME = frozenset(
     fetch take prepare now number widen_pair bytes nibbles share pair added there first words half within
     copy_row arrive_with_copies look_ahead from_before own_segments Own end_of
     likely likely_col ask_cache_for Known known lanes_of one one_of owner tile_places
-    tile_places_at whole depth begun_tiles done_blocks all_begun leave_step wanted look together blocks""".split()  # noqa: SIM905
+    tile_places_at whole depth begun_tiles done_blocks all_begun leave_step wanted look together blocks
+    all_scales slice_scales scales_at read of_row copy_scale""".split()  # noqa: SIM905
 )
 # the same of the templates for two products in one kernel
 ATTENTION_FRAME = frozenset(

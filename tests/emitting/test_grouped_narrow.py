@@ -148,10 +148,10 @@ MISTAKES = {
         grouped.blocks, "wgmma", r"at\.col0 / scaled_cols", "(at.col0 / scaled_cols + 1) % 2",
     ),
     "wgmma: a column's scale of the next block of K": (
-        grouped.blocks, "wgmma", r"sw_ld \+ step\]", "sw_ld + (step + 1) % steps]",
+        grouped.blocks, "wgmma", r"sw_ld \+ step, 4", "sw_ld + (step + 1) % steps, 4",
     ),
     "wgmma: a row's scale of the next block of K": (
-        grouped.blocks, "wgmma", r"sx_stride \+ step\]", "sx_stride + (step + 1) % steps]",
+        grouped.blocks, "wgmma", r"sx_stride \+ step :", "sx_stride + (step + 1) % steps :",
     ),
     "mma.sync: the next expert's scales": (
         grouped.blocks, TILES, r"sw_ptr\[segment \* sw_group", "sw_ptr[(segment + 1) % segments * sw_group",

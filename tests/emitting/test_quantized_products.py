@@ -166,7 +166,7 @@ MISTAKES = {
     "a lane of a row is left out": (layer, r"int step = 2; step > 0", "int step = 1; step > 0"),
     "the factor of the other row": (layer, r"factor = factor_of\[r8\]", "factor = factor_of[r8 ^ 1]"),
     "the scale of another group": (layer, r"at\.col0 / tile_cols\)", "at.col0 / (2 * tile_cols))"),
-    "what is held is the other row's": (layer, r"sums\[i\]\[sum_at \+ j\] = ", "sums[i][sum_at ^ 2 | j] = "),
+    "what is held is the other row's": (layer, r"sums\[(\w)\]\[sum_at \+ j\] = ", r"sums[\1][sum_at ^ 2 | j] = "),
     "pairs of a quad swap places": (layer, r"odd \? 0x3276 : 0x7632", "odd ? 0x7632 : 0x3276"),
     "halves of a quad are not swapped": (static, r"high \? far : near, high \? near : far", "near, far"),
     "codes begin a column later": (layer, r"lane % 4 \* 8;", "lane % 4 * 8 + 8;"),

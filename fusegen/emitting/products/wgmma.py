@@ -19,7 +19,9 @@ from fusegen.emitting.products.words import OF_GROUP
 from fusegen.language.types import DType, bf16, f16
 from fusegen.planner.model import Body, Load, Reduction, Store, counts, used_by
 from fusegen.planner.parts import BOXED
+from fusegen.planner.products.in_step import MOST_LOOKS
 from fusegen.planner.products.parts import Operand, OutputGroup
+from fusegen.planner.products.slice_scales import WARPS as SCALE_WARPS
 from fusegen.planner.products.wgmma import (
     LINE_ELEMENTS,
     PRODUCERS,
@@ -388,6 +390,7 @@ class WgmmaSpeller(StoreSpeller):
             "under_way": self.under_way(),
             "expects": self.expects(),
             "this_tile": self.first_tile if tile.split_k > 1 else "tile",
+            "most_looks": MOST_LOOKS,
             "tile_step": f"gridDim.x / {tile.cluster}" if tile.cluster > 1 else "gridDim.x",
             "releasing": self.releasing(),
             "release": self.release("before"),
@@ -423,7 +426,7 @@ class WgmmaSpeller(StoreSpeller):
             "kept": self.kept(output_groups[0]["boxes"][0]) if plan.deferred_store else None,
             "slices": slices,
             "ahead": self.ahead() if plan.pairs_ahead > 1 else None,
-            "producers": 1 + PRODUCERS * tile.atom.threads if rows_found else 2 if slices else 1,
+            "producers": 1 + self.who_bring(bool(rows_found), bool(slices)),
             "own_rows": "" if turned else self.own_rows,
             "names_row": not plan.deferred_store
             or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in output_groups),
@@ -434,6 +437,12 @@ class WgmmaSpeller(StoreSpeller):
             "line": LINE_ELEMENTS,
             "sizes": sizes(plan, self.sizes),
         }
+
+    def who_bring(self, rows_found: bool, slices: bool) -> int:
+        """Threads and warps beside the one that asks for copies that tell when their part of a slice is there."""
+        if rows_found:
+            return PRODUCERS * self.tile.atom.threads
+        return int(slices) + SCALE_WARPS * self.plan.target.warp * (self.plan.scale_slots > 0)
 
     def output_group(self, number: int) -> Mapping[str, Any]:
         """What is brought for one output group's tiles, and made of their sums."""

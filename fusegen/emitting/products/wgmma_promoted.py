@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusegen.emitting.products.wgmma_copies import CopySpeller
+from fusegen.language.block_products import BLOCK
 from fusegen.planner.pieces import stride_name
+from fusegen.planner.products import slice_scales
 
 
 class PromotedSpeller(CopySpeller):
@@ -27,26 +29,42 @@ class PromotedSpeller(CopySpeller):
         }
 
     def scaled_blocks(self) -> Mapping[str, Any]:
-        """The scales of a slice: of a thread's rows, by those of each product's columns."""
-        blocks, tile = self.plan.block_scales, self.tile
+        """The scales of a slice, which two warps of the producer copy to shared memory: of a tile's rows, and of the
+        blocks of each product's columns."""
+        blocks, tile, plan = self.plan.block_scales, self.tile, self.plan
         if blocks is None:
             return {"scales": [], "by": ""}
-        step = self.step
+        step, threads = self.step, slice_scales.WARPS * plan.target.warp
         rows = blocks.rows
         along = f"{step}" if rows.ld_axis is None else f"{step} * {rows.name}_ld"
-        row = f"row0 + i * {tile.atom.rows} + {tile.atom.fragment.row_text(('r8', 2))}"
         each = f" * {stride_name(rows, self.dims, len(self.dims) - 1)}" if rows.strided else ""
         cols = [
-            f"{self.pointers[c.tensor]}[{self.own_scales(c)}at.col0 / scaled_cols * {c.name}_ld + {step}]"
+            f"{self.pointers[c.tensor]} + {self.own_scales(c)}{block} * {c.name}_ld + {step}"
             for c in blocks.cols
+            for block in self.blocks_across()
         ]
-        products = self.plan.products
-        product = f"[j / {tile.sums // products}]" if products > 1 else "[0]"
+        block = f"[j / {tile.sums // len(cols)}]" if len(cols) > 1 else "[0]"
+        slot = "stage" if plan.scale_slots == tile.stages else f"stage % {plan.scale_slots}"
+        own = f"own * {tile.group_rows} + " if tile.schedule == "cooperative" else ""
+        part = f"i * {tile.atom.rows} + " if tile.parts > 1 else ""
         return {
             "scales": cols,
-            "row": row,
-            "slot": "[slot]" if self.plan.scales_ahead > 1 else "",  # of those slices' scales
-            "of_row": f"{self.pointers[rows.tensor]}[row{each} + {along}]",
-            "by": f" * scale{product}[i][j / 2 % 2]",
-            "products": products,
+            "threads": threads,
+            "rounds": tile.held_rows // threads,
+            "row": f"at.row0 + i * {threads} + thread",
+            "slot": f"{slot} * slice_scales",
+            "from_row": f"{self.pointers[rows.tensor]} + (row < rows ? row{each} + {along} : 0)",
+            "own_row": f"{own}warp * 16 + {part}{tile.atom.fragment.row_text(('r8', 2))}",
+            "columns": "tile_rows" if tile.held_rows == tile.rows else tile.held_rows,  # where their scales are
+            "by": f" * scale{block}[i][j / 2 % 2]",
+            "trails": plan.scale_slots != tile.stages and {"first": tile.stages - plan.scale_slots},
         }
+
+    def blocks_across(self) -> list[str]:
+        """The numbers of the blocks that a tile's columns are of: of one, or of those of each half of a block."""
+        cols, width = self.plan.output_groups[0].cols, self.plan.width
+        count = slice_scales.blocks_across(width)
+        if count == 1:
+            return ["at.col0 / scaled_cols"]
+        found = [f"(at.col0{f' + {at}' * (at > 0)}) / scaled_cols" for at in range(0, width, width // count)]
+        return [f"min({block}, {cols // BLOCK - 1})" for block in found] if cols % width else found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusegen.planner.products.parts import BlockScales
+from fusegen.planner.products.slice_scales import slice_scales
 from fusegen.planner.products.wgmma import SEGMENT_LINES, WgmmaPlan, WgmmaTile
 from fusegen.planner.products.wgmma_codes import CodedTile
 
@@ -49,6 +50,7 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
         ),
         f"constexpr int barriers_at = staging_at + {tile.storing_warps} * {tile.buffers} * {box};",
         *vectors(plan),
+        *(scales(plan) if plan.scale_slots else []),
         *([f"constexpr int tile_places_at = {plan.places_at};  // behind all else"] if plan.place_bytes else []),
     ]
 
@@ -81,6 +83,17 @@ def grid(plan: WgmmaPlan) -> list[str]:
         f"constexpr int tiles_across = {across};",
         f"constexpr int group = {group}, group_tiles = group * tiles_across;"
         "  // rows of tiles that are taken together, and their tiles",
+    ]
+
+
+def scales(plan: WgmmaPlan) -> list[str]:
+    """Where the scales of slices lie."""
+    tile = plan.tile
+    rows = "tile_rows" if tile.held_rows == tile.rows else str(tile.held_rows)
+    cols = slice_scales(tile.held_rows, tile.cols) - tile.held_rows
+    return [
+        f"constexpr int scales_at = barriers_at + {tile.barriers} * 8;",
+        f"constexpr int slice_scales = {rows} + {cols};  // of a slice's rows, and of its columns",
     ]
 
 

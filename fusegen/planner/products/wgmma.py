@@ -33,7 +33,7 @@ from typing import Literal
 
 from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Access, Summed
-from fusegen.planner.products.in_step import MOST_LOOKS, WIDEST, tiles_in_step
+from fusegen.planner.products.in_step import WIDEST, tiles_in_step
 from fusegen.planner.products.parts import (
     InnerSegments,
     Operand,
@@ -44,6 +44,7 @@ from fusegen.planner.products.parts import (
     Segments,
 )
 from fusegen.planner.products.product_cost import tiles_down
+from fusegen.planner.products.slice_scales import scale_slots
 from fusegen.planner.tile import LINE_BYTES, unusual
 from fusegen.targets.atoms import Atom
 
@@ -60,7 +61,6 @@ SHARED_REGISTERS = ((40, 232), (56, 224), (88, 208))
 FEW_PRODUCER_REGISTERS, FEW_CONSUMER_REGISTERS = 24, 112  # where five groups are launched with 96 each
 BUFFERS = 2  # that a warp stores by turns
 SLICES_AHEAD = 2  # slices whose pairs are on their way
-SCALES_AHEAD = 4  # slices whose scales by blocks are, of tiles of one part
 PIECE_BYTES = 16  # that a thread copies of a row at once
 MOST_K = 2**31 - 1  # of what groups are summed over, which kernels count in 32 bits
 PLACE_BYTES = 32  # of a tile's place in shared memory: up to seven numbers
@@ -272,11 +272,9 @@ class WgmmaWork(ProductWork):
         return self.promoted_slices > 0 and several and not self.coding
 
     @property
-    def scales_ahead(self) -> int:
-        """Slices whose scales by blocks are on their way at a time. Where rows are few a slice takes less time than its
-        scales: with one slice ahead 64 x 7168 x 16384 took 84.7 us, with 2 ahead 68.0, 3 61.8, 4 59.7, 6 58.3, and 64 x
-        24576 x 1536 27.5, 25.5, 24.8, 24.9 and 24.1 (H100). Two parts of a tile hide more, and have fewer registers."""
-        return SCALES_AHEAD if self.block_scales and self.tile.parts == 1 else 1
+    def scale_slots(self) -> int:
+        """Slices whose scales by blocks are in shared memory at a time; 0: there are none."""
+        return scale_slots(self.tile.rows, self.tile.stages) if self.block_scales else 0
 
     @property
     def slices(self) -> int:
@@ -396,7 +394,7 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         """Of a thread that brings slices, and of one that multiplies."""
         if self.tile.consumers > CONSUMERS:
             return FEW_PRODUCER_REGISTERS, FEW_CONSUMER_REGISTERS
-        return SHARED_REGISTERS[self.gathers + self.keeps_groups]
+        return SHARED_REGISTERS[self.gathers + (self.keeps_groups or self.block_scales is not None)]
 
     @property
     def producer_registers(self) -> int:
@@ -407,11 +405,6 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     def consumer_registers(self) -> int:
         """Of a thread that multiplies them."""
         return self.shared_registers[1]
-
-    @property
-    def most_looks(self) -> int:
-        """At what the others have begun, until a block waits no longer."""
-        return MOST_LOOKS
 
     @property
     def piece_lanes(self) -> int:
@@ -482,6 +475,13 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     def statistics_at(self) -> int:
         """Where the statistics of all blocks that share a tile meet."""
         return self.vectors_at + self.tile.stages * vector_bytes(self.prologue)
+
+    @property
+    def unrolled_slices(self) -> bool:
+        """Are slices of all tiles in the same places of the ring, so that a loop goes over these, and addresses are
+        constants? Two parts that are not scaled spill 368 bytes so."""
+        fits = self.block_scales is not None or self.tile.parts == 1
+        return fits and not (self.inner_segments or self.brought) and self.steps % self.tile.stages == 0
 
     @property
     def place_bytes(self) -> int:

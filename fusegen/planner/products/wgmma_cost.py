@@ -46,6 +46,7 @@ RATE_SHARE = 1.0  # of the data sheet's matrix rate, which the SMs' clocks excee
 # "Products of 8 bits"). A promoted slice is waited for before it is added, of a tile of two parts twice. Whole numbers
 # draw less power, but two tiles by turns take more of it; and by 16 rows of tiles, turns meet in the L2 cache.
 PROMOTED_FACTOR = {1: 1.10, 2: 1.13}  # by parts of a tile
+SCALED_WIDE_FACTOR = 1.025  # of 128 x 192, next to 256 x 128, where blocks are scaled: 1.00 to 1.035 of five products
 PINGPONG_F8_FACTOR = 1.03
 PINGPONG_WHOLE_FACTOR = 1.13
 COOPERATIVE_WHOLE_FACTOR = 0.95
@@ -190,6 +191,7 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
         each *= NARROW_FACTOR
     if work.promote:
         each *= PROMOTED_FACTOR[tile.parts]
+        each *= SCALED_WIDE_FACTOR if work.block_scales and work.width > WIDE_COLS else 1.0
     products = mean_steps(work) * (coded(work) if work.coding else preparing(work, parts, each))
     # an element passes its own output group's alone
     issued = STORED_SLOTS + slots(work, parts.epilogue) / len(work.output_groups)

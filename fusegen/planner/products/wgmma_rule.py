@@ -70,6 +70,7 @@ from fusegen.planner.products.parts import (
     Prologue,
 )
 from fusegen.planner.products.product_cost import product_rounding, tiles_down
+from fusegen.planner.products.slice_scales import scale_bytes
 from fusegen.planner.products.wgmma import (
     LINE_ELEMENTS,
     PLACE_BYTES,
@@ -436,7 +437,7 @@ class WgmmaDraft(ProductDraft):
                 return False
             if self.brings:  # boxes of so many rows are longer than a slice of the right factor
                 return False
-        if self.scaled and (tile.cols // self.together not in (BLOCK // 2, BLOCK) or self.k // BLOCK % tile.split_k):
+        if self.scaled and (tile.cols // self.together % (BLOCK // 2) or self.k // BLOCK % tile.split_k):
             return False
         streamed = self.rows <= FEW_ROWS and not self.scaled  # by mma.sync, which scales no blocks
         if tile not in self.many and (streamed or not self.few(tile)):
@@ -497,6 +498,7 @@ class WgmmaDraft(ProductDraft):
     def shared_bytes(self, tile: WgmmaTile) -> int:
         statistics = tile.statistics_bytes(len(self.parts.statistics))
         found = tile.shared_bytes + tile.stages * vector_bytes(self.prologue) + statistics
+        found += scale_bytes(tile.rows, tile.held_rows, tile.cols, tile.stages) if self.scaled else 0
         if not (self.segments and self.tells_places) or self.prologue:
             return found
         return -(-found // PLACE_BYTES) * PLACE_BYTES + tile.stages * PLACE_BYTES

@@ -33,6 +33,8 @@ constexpr int box_bytes = 16 * line_bytes;  // that a warp stores at once
 // bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
 constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
 constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
+constexpr int scales_at = barriers_at + 10 * 8;
+constexpr int slice_scales = tile_rows + 4;  // of a slice's rows, and of its columns
 
 // how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
 struct alignas(64) CUtensorMap {
@@ -87,6 +89,16 @@ __device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, un
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4}], [%2];"
       :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
+}
+
+// a scale on its way from global to shared memory; 0 where no bytes of it are asked for
+__device__ __forceinline__ void copy_scale(unsigned to, const float* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+// arrives once all that this thread has copied so far is there
+__device__ __forceinline__ void arrive_with_copies(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(barrier) : "memory");
 }
 
 // a box in shared memory on its way to the tensor's memory; what lies beyond the tensor is left out
@@ -174,7 +186,7 @@ fp8_block_gemm(
   const unsigned empty = full + 8 * stages;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
-      start_barrier(full + 8 * stage, 1);
+      start_barrier(full + 8 * stage, 65);
       start_barrier(empty + 8 * stage, 8);  // warps that read the slice
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -185,7 +197,7 @@ fp8_block_gemm(
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; 1 and 2: consumers
 
   if (role == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if (threadIdx.x == 0) {
       int stage = 0;
       unsigned parity = 1;  // of an empty ring
@@ -204,8 +216,33 @@ fp8_block_gemm(
         }
       }
     }
+    if (threadIdx.x >= 64) {  // two warps copy the scales of each slice's blocks: of rows, and of 128 columns
+      const int thread = threadIdx.x % 64;
+      int stage = 0;
+      unsigned parity = 1;  // of an empty ring
+      int read = 2;  // the place of the slice whose scales are replaced: there is room for those of 2 slices
+      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const Place at = place_of(tile, tiles_down);
+        for (int step = 0; step < steps; ++step) {
+          wait_at(empty + 8 * read, parity);
+          if (++read == stages) {
+            read = 0;
+            parity ^= 1;
+          }
+          const unsigned to = left + scales_at + (stage % 2 * slice_scales + thread) * 4;
+          #pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const long long row = at.row0 + i * 64 + thread;
+            copy_scale(to + i * 256, sx_ptr + (row < rows ? row + step * sx_ld : 0), row < rows ? 4 : 0);
+          }
+          if (thread == 0) copy_scale(to + tile_rows * 4, sw_ptr + at.col0 / scaled_cols * sw_ld + step, 4);
+          arrive_with_copies(full + 8 * stage);
+          if (++stage == stages) stage = 0;
+        }
+      }
+    }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     const int own = role - 1;  // which of the two consumers this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
@@ -215,6 +252,7 @@ fp8_block_gemm(
     const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * 2 * segment_bytes);
     const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
     float sums[2][64];
+    const float* const all_scales = reinterpret_cast<const float*>(shared + scales_at);
     int stage = 0;
     unsigned parity = 0;
     if (own == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");  // the first turn is the first consumer's
@@ -227,53 +265,42 @@ fp8_block_gemm(
         for (int j = 0; j < 64; ++j) sums[i][j] = 0.0f;
       }
       float partial[64];  // sums of each slice: the tensor cores keep 14 bits of them
-      // scales of the slice that comes next, so that nothing waits for them: of a thread's rows, and of 128 columns
-      float of_rows[2][2], of_columns[1];
-      const auto fetch_scales = [&](int step) {
+      #pragma unroll 1
+      for (int first = 0; first < steps; first += stages) {
         #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int stage = 0; stage < stages; ++stage) {  // a tile's slices are in all places of the ring, from the first one on
+          wait_at(full + 8 * stage, parity);
+          const float* const scales = all_scales + stage % 2 * slice_scales;
+          float scale[1][2][2];  // of this slice's blocks: of a row, times of 128 columns
           #pragma unroll
-          for (int r8 = 0; r8 < 2; ++r8) {
-            const long long row = row0 + i * 64 + r8 % 2 * 8 + lane / 4;
-            of_rows[i][r8] = row < rows ? sx_ptr[row + step * sx_ld] : 0.0f;
+          for (int i = 0; i < 2; ++i) {
+            #pragma unroll
+            for (int r8 = 0; r8 < 2; ++r8) {
+              const float of_row = scales[own * 128 + warp * 16 + i * 64 + r8 % 2 * 8 + lane / 4];
+              scale[0][i][r8] = of_row * scales[tile_rows];
+            }
           }
-        }
-        of_columns[0] = sw_ptr[at.col0 / scaled_cols * sw_ld + step];
-      };
-      fetch_scales(0);
-      for (int step = 0; step < steps; ++step) {
-        float scale[1][2][2];  // of this slice's blocks: of a row, times of 128 columns
-        #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+          __syncwarp();  // all lanes have read
           #pragma unroll
-          for (int r8 = 0; r8 < 2; ++r8) {
-            scale[0][i][r8] = of_rows[i][r8] * of_columns[0];
+          for (int i = 0; i < 2; ++i) {
+            asm volatile("bar.sync %0, 256;" :: "r"(1 + own) : "memory");  // its turn to ask for products
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+            #pragma unroll
+            for (int k = 0; k < 4; ++k) {
+              multiply_add(
+                  partial, left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
+                  right_slices + stage * (right_bytes / 16) + k * 2, k != 0);
+            }
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            asm volatile("bar.arrive %0, 256;" :: "r"(2 - own) : "memory");  // the other's turn
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            fence_sums(partial);
+            #pragma unroll
+            for (int j = 0; j < 64; ++j) sums[i][j] += partial[j] * scale[0][i][j / 2 % 2];
           }
+          if (lane == 0) arrive_at(empty + 8 * stage);
         }
-        if (step + 1 < steps) fetch_scales(step + 1);
-        wait_at(full + 8 * stage, parity);
-        #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          asm volatile("bar.sync %0, 256;" :: "r"(1 + own) : "memory");  // its turn to ask for products
-          asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-          #pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            multiply_add(
-                partial, left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
-                right_slices + stage * (right_bytes / 16) + k * 2, k != 0);
-          }
-          asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-          asm volatile("bar.arrive %0, 256;" :: "r"(2 - own) : "memory");  // the other's turn
-          asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-          fence_sums(partial);
-          #pragma unroll
-          for (int j = 0; j < 64; ++j) sums[i][j] += partial[j] * scale[0][i][j / 2 % 2];
-        }
-        if (lane == 0) arrive_at(empty + 8 * stage);
-        if (++stage == stages) {
-          stage = 0;
-          parity ^= 1;
-        }
+        parity ^= 1;
       }
 
       #pragma unroll
