@@ -238,30 +238,32 @@ fp8_gemm(
         for (int j = 0; j < 64; ++j) sums[i][j] = 0.0f;
       }
       float partial[64];  // sums of each slice: the tensor cores keep 14 bits of them
-      for (int step = 0; step < steps; ++step) {
-        wait_at(full + 8 * stage, parity);
+      #pragma unroll 1
+      for (int first = 0; first < steps; first += stages) {
         #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          asm volatile("bar.sync %0, 256;" :: "r"(1 + own) : "memory");  // its turn to ask for products
-          asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        for (int stage = 0; stage < stages; ++stage) {  // a tile's slices are in all places of the ring, from the first one on
+          wait_at(full + 8 * stage, parity);
           #pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            multiply_add(
-                partial, left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
-                right_slices + stage * (right_bytes / 16) + k * 2, k != 0);
+          for (int i = 0; i < 2; ++i) {
+            asm volatile("bar.sync %0, 256;" :: "r"(1 + own) : "memory");  // its turn to ask for products
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+            #pragma unroll
+            for (int k = 0; k < 4; ++k) {
+              multiply_add(
+                  partial, left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
+                  right_slices + stage * (right_bytes / 16) + k * 2, k != 0);
+            }
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            asm volatile("bar.arrive %0, 256;" :: "r"(2 - own) : "memory");  // the other's turn
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            fence_sums(partial);
+            #pragma unroll
+            for (int j = 0; j < 64; ++j) sums[i][j] += partial[j];
+            fence_sums(sums[i]);  // added now: compilers keep sums of slices for later, and spill
           }
-          asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-          asm volatile("bar.arrive %0, 256;" :: "r"(2 - own) : "memory");  // the other's turn
-          asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-          fence_sums(partial);
-          #pragma unroll
-          for (int j = 0; j < 64; ++j) sums[i][j] += partial[j];
+          if (lane == 0) arrive_at(empty + 8 * stage);
         }
-        if (lane == 0) arrive_at(empty + 8 * stage);
-        if (++stage == stages) {
-          stage = 0;
-          parity ^= 1;
-        }
+        parity ^= 1;
       }
 
       #pragma unroll

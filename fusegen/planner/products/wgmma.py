@@ -479,9 +479,8 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     @property
     def unrolled_slices(self) -> bool:
         """Are slices of all tiles in the same places of the ring, so that a loop goes over these, and addresses are
-        constants? Two parts that are not scaled spill 368 bytes so."""
-        fits = self.block_scales is not None or self.tile.parts == 1
-        return fits and not (self.inner_segments or self.brought) and self.steps % self.tile.stages == 0
+        constants?"""
+        return not (self.inner_segments or self.brought) and self.steps % self.tile.stages == 0
 
     @property
     def place_bytes(self) -> int:
