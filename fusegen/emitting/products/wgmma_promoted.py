@@ -45,7 +45,8 @@ class PromotedSpeller(CopySpeller):
         ]
         block = f"[j / {tile.sums // len(cols)}]" if len(cols) > 1 else "[0]"
         slot = "stage" if plan.scale_slots == tile.stages else f"stage % {plan.scale_slots}"
-        own = f"own * {tile.group_rows} + " if tile.schedule == "cooperative" else ""
+        half = str(tile.group_rows) if tile.parts == 1 else "(tile_rows / 2)"
+        own = f"own * {half} + " if tile.schedule == "cooperative" else ""
         part = f"i * {tile.atom.rows} + " if tile.parts > 1 else ""
         return {
             "scales": cols,

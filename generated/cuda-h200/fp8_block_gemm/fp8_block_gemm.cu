@@ -229,11 +229,11 @@ fp8_block_gemm(
             read = 0;
             parity ^= 1;
           }
-          const unsigned to = left + scales_at + (stage % 2 * slice_scales + thread) * 4;
+          const unsigned to = left + scales_at + stage % 2 * slice_scales * 4;
           #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const long long row = at.row0 + i * 64 + thread;
-            copy_scale(to + i * 256, sx_ptr + (row < rows ? row + step * sx_ld : 0), row < rows ? 4 : 0);
+            copy_scale(to + (i * 64 + thread) * 4, sx_ptr + (row < rows ? row + step * sx_ld : 0), row < rows ? 4 : 0);
           }
           if (thread == 0) copy_scale(to + tile_rows * 4, sw_ptr + at.col0 / scaled_cols * sw_ld + step, 4);
           arrive_with_copies(full + 8 * stage);
@@ -276,7 +276,7 @@ fp8_block_gemm(
           for (int i = 0; i < 2; ++i) {
             #pragma unroll
             for (int r8 = 0; r8 < 2; ++r8) {
-              const float of_row = scales[own * 128 + warp * 16 + i * 64 + r8 % 2 * 8 + lane / 4];
+              const float of_row = scales[own * (tile_rows / 2) + warp * 16 + i * 64 + r8 % 2 * 8 + lane / 4];
               scale[0][i][r8] = of_row * scales[tile_rows];
             }
           }
