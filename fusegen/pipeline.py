@@ -334,7 +334,8 @@ def compile_program(
         made.compile_by_axes = partial(compile, apart, program.target, on=on, validate=validate, tuned=tuned)
     if program.graph.batch_invariant:
         made.elsewhere = partial(elsewhere, made, whole or program.graph, on)
-    if validate and (small := smaller_program(made.plan)) is not None:
+    small = smaller_program(made.plan) if validate and whole is None else None
+    if small is not None:
         made.report = compile_program(small, on=on, tuned=False, as_planned=True, whole=program.graph).report
     elif validate:
         made.report = proven(made)

@@ -75,5 +75,6 @@ def shrunk(size: int) -> int:
     return min(size, WHOLE_TILES + size % TILE)
 
 
-def fewer(groups: int) -> int:
-    return min(groups, GROUPS + groups % GROUPS)
+def fewer(groups: int, times: int = 1) -> int:
+    """Groups of rows; so many times as few as there may be."""
+    return min(groups, times * GROUPS + groups % GROUPS)

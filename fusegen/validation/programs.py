@@ -26,6 +26,7 @@ from fusegen.language.types import Dim, DType, bf16, f16, f32, size_of
 from fusegen.language.views import View, positions_in
 from fusegen.planner.programs.model import Binding
 from fusegen.planner.programs.over_operands import overwritable
+from fusegen.planner.programs.smaller import constant_rows
 from fusegen.runtime import Kernel, Program
 from fusegen.validation import checks
 from fusegen.validation.accumulation import accumulations
@@ -143,6 +144,7 @@ class ProgramChecks(Checks):
         self.judged = {}
         self.bounded: dict[str, float] = {}  # the most of each tensor that the whole chain's bounds held in a launch
         self.texts: dict[str, Callable[..., Any]] = {}
+        self.constant = sorted(dim.name for dim in constant_rows(program.plan))
         self.between: dict[str, Array] = {}  # what the last launch left between its kernels, by name
 
     # ---------------------------------------------------------------- what is checked
@@ -207,7 +209,7 @@ class ProgramChecks(Checks):
     ) -> None:  # fmt: skip
         """Rows of all `patterns` in a few launches of as many rows as there is room for."""
         sizes = self.sizes_for(max(2, min(len(patterns), self.most_rows(most))))
-        count = max(1, math.prod(sizes[n] for n in self.free()))
+        count = max(1, math.prod(sizes[n] for n in (*self.free(), *self.constant)))
         for start in range(0, len(patterns), max(count, -(-len(patterns) // 3))):
             group = patterns[start : start + max(count, -(-len(patterns) // 3))]
             operands = self.operands(sizes, f"{name} {group[0].name}", group, setting)
@@ -287,9 +289,9 @@ class ProgramChecks(Checks):
     def operands(
         self, sizes: Mapping[str, int], name: str, patterns: Sequence[Pattern] = (NORMAL,), setting: Setting = USUAL
     ) -> Operands:
-        """Rows of `patterns` in the operands that have the free dims and no product on their left; what all rows share
-        is as `setting` has it."""
-        rng, free = self.rng(name), {Dim(n) for n in self.free()}
+        """Rows of `patterns` in the operands that have the free dims, or those of rows that are constants, and no
+        product on their left; what all rows share is as `setting` has it."""
+        rng, free = self.rng(name), {Dim(n) for n in (*self.free(), *self.constant)}
         free |= {Dim(name) for name in table_dims(self.graph)}
         mains = [t for t in self.graph.inputs if t.dtype.kind == "float" and len(t.shape) > 1 and free & set(t.shape)]
         limits, unique, ends = index_limits(self.graph, sizes), slot_operands(self.graph), ends_of(self.graph)

@@ -16,7 +16,8 @@ from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.errors import NoPlan, SpecError
 from fusegen.planner import candidates
-from fusegen.planner.sorting.plan import SlotsPlan
+from fusegen.planner.sorting.plan import SlotsPlan, SlotTile
+from fusegen.planner.sorting.rule import with_fewer_slots
 from fusegen.runtime import Kernel, Program, finding
 from fusegen.targets import target
 from fusegen.validation import validate
@@ -141,6 +142,20 @@ def planned_first(on: str, slots: int) -> SlotsPlan:
     plan = candidates(of_many.at(S=slots).graph, target(on)).plans[0]
     assert isinstance(plan, SlotsPlan)
     return plan
+
+
+@pytest.mark.parametrize(("slots", "turns", "rounds"), [(1200, 4, 1), (700, 4, 2), (9, 1, 1)])
+def test_fewer_slots_by_the_warps_and_blocks_of_more(slots: int, turns: int, rounds: int) -> None:
+    """As a smaller layer is validated: blocks behind the second may have none."""
+    graph = of_one_axis.at(S=65536).graph
+    many = next(p for p in candidates(graph, target("cuda:h200")).plans if isinstance(p, SlotsPlan) and p.cluster == 4)
+    many = replace(many, tile=SlotTile(warps=4, turns=4 * rounds, batch=4, cluster=4))
+    plan = with_fewer_slots(many, of_one_axis.at(S=slots).graph)
+    assert (plan.threads, plan.cluster, plan.tile.turns, plan.tile.rounds) == (128, 4, turns, rounds)
+    kernel = Kernel(render(plan), None, finding.find(target("cuda:h200"), "emulator"), no_variant)
+    ids = np.random.default_rng(4).integers(-1, 5, slots).astype(np.int32)
+    for got, wanted in zip(kernel(ids), obvious(ids, 4), strict=True):
+        np.testing.assert_array_equal(got, wanted)
 
 
 FAULTS = {

@@ -191,6 +191,22 @@ def test_many_weights_are_validated_with_the_same_shares() -> None:
     assert any(step.share for step in small.steps)
 
 
+@pytest.mark.parametrize(("name", "tokens"), [("moe_layer", 1024), ("moe_layer", 4096), ("moe_routing", 16384)])
+def test_tokens_that_are_constants_are_validated_as_fewer(name: str, tokens: int) -> None:
+    """A layer of 1024 took 12 s to be judged, of 4096 400. Launches are the same, and so are a sort's warps and blocks,
+    several of which have slots."""
+    large: Any = plan(SHIPPED[name].at(T=tokens), "cuda:h200")
+    small = smaller_program(large)
+    assert small is not None
+    assert small.graph.sizes["T"] == 512
+    assert [(step.joined, step.share) for step in small.steps] == [(step.joined, step.share) for step in large.steps]
+    wgmma = [step.plan.configuration for step in large.steps if step.plan.rule == "wgmma"]
+    assert [step.plan.configuration for step in small.steps if step.plan.rule == "wgmma"] == wgmma
+    sort, fewer = (next(s.plan for s in found.steps if s.plan.rule == "slot_sort") for found in (large, small))
+    assert (fewer.threads, fewer.cluster) == (sort.threads, sort.cluster)
+    assert fewer.threads * fewer.tile.turns < fewer.slots
+
+
 def test_no_more_clusters_share_rows_than_run_at_once() -> None:
     """15 of 8 blocks do on an H200."""
     assert one_cluster.clusters_of(choose_target("cuda:h200")) == 14

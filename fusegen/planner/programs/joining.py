@@ -56,7 +56,7 @@ def side_by_side(program: ProgramPlan) -> ProgramPlan:
     steps: list[Step] = []
     group: list[Step] = []
     for step in program.steps:
-        own = replace(step, joined="")
+        own = replace(step, joined="", share=0)
         together = together_of(program, [*group, own]) if group and len(group) < MOST_STEPS else None
         if together is not None:
             group = list(together)
@@ -212,7 +212,7 @@ def one_cluster_as(program: ProgramPlan, large: ProgramPlan) -> ProgramPlan | No
         for place, step in enumerate(steps):
             own = by_name[step.name]
             clusters = one_cluster.clusters_of(program.target) if step.share else 1
-            plans = on_few(program, replace(own, plan=step.plan), clusters)
+            plans = (own.plan,) if own.graph.orders else on_few(program, replace(own, plan=step.plan), clusters)
             found = [one_cluster.on(program.target, plan, own.plan.cost.floor_us) for plan in plans]
             alike = [p for p in found if (p.rule, p.threads) == (step.plan.rule, step.plan.threads)]
             alike = [plan for plan in alike if not one_cluster.obstacle([plan])]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from fusegen.language.graph import Graph, Node
 from fusegen.language.naming import entry_name, value_names
@@ -67,6 +68,17 @@ def slot_sort(graph: Graph, target: Target, layout: Layout) -> Iterator[SlotsPla
             batch = min(MOST_BATCH, turns)
             tile = SlotTile(warps, -(-turns // batch) * batch, batch, cluster)
             yield slots_plan(graph, target, layout, tile, ends)
+
+
+def with_fewer_slots(plan: SlotsPlan, graph: Graph) -> SlotsPlan:
+    """The plan of a sort of fewer slots, by as many warps and blocks: a warp has as many turns as leave slots to a
+    second block, where there are several, and as many rounds as before or two."""
+    ends = next(n for n in graph.orders if n.op.name == "group_ends")
+    slots, tile = size_of(ends.inputs[0].shape[-1], graph.sizes), plan.tile
+    turns = max(1, min(tile.turns, -(-slots // plan.threads) - (tile.cluster > 1)))
+    batch = min(tile.batch, turns if tile.rounds == 1 or turns == tile.turns else max(1, turns // 2))
+    made = replace(tile, turns=turns - turns % batch, batch=batch)
+    return slots_plan(graph, plan.target, plan.layout, made, ends)
 
 
 def slots_plan(graph: Graph, target: Target, layout: Layout, tile: SlotTile, ends: Node) -> SlotsPlan:
