@@ -41,6 +41,11 @@ def best_of_logits(x: bf16[T, D], w: bf16[E, D], scale: f32) -> tuple[f32[T, 2],
     return F.topk(x @ w.T * scale, 2)
 
 
+@chain(T=64, D=7168, E=256)
+def logits(x: bf16[T, D], w: bf16[E, D]) -> f32[T, E]:
+    return x @ w.T
+
+
 def by_one(spec: Chain, target: str) -> ProgramPlan:
     """The chain's program with all steps by one cluster, in a block size that all have."""
     found: Any = plan(spec, target)
@@ -121,6 +126,15 @@ def test_a_layer_of_decoded_tokens_is_four_launches() -> None:
     assert [len(steps) for steps in found.launches] == [3, 1, 1, 1]
     apart = one_cluster_off(found)
     assert found.time_us < apart.time_us
+
+
+def test_a_deep_product_of_logits_shares_the_launch_of_what_is_chosen_by_them() -> None:
+    """Of a K of 7168 parts take less than one kernel, whose sum is a launch by itself; what is behind one kernel
+    shares its launch, and the layer has four for six."""
+    layer: Any = plan(SHIPPED["moe_layer"].at(T=64, D=7168, H=2048, E=256), "cuda:h200")
+    assert [len(steps) for steps in layer.launches] == [3, 1, 1, 1]
+    alone: Any = plan(logits.at(T=64, D=7168, E=256), "cuda:h200")
+    assert len(alone.launches) == 2
 
 
 @pytest.mark.parametrize("count", [8, 256])

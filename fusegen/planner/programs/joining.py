@@ -17,7 +17,7 @@ from fusegen.planner import candidates
 from fusegen.planner.model import Cost, Plan
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.programs import one_cluster, shares, step_candidates
-from fusegen.planner.programs.model import Joined, ProgramPlan, Step, names_of
+from fusegen.planner.programs.model import Joined, ProgramPlan, Step, names_of, one_after_another
 from fusegen.planner.programs.side_by_side import MOST_STEPS, launch_cost, obstacle
 
 MOST_PLANS = 4  # of each step, the cheapest first, that are looked at for one block size
@@ -115,7 +115,7 @@ def in_one_cluster(program: ProgramPlan) -> ProgramPlan:
     short = [by_threads(program, steps) for steps in launches]
     wide = [by_threads(program, steps, one_cluster.clusters_of(program.target)) for steps in launches]
     taking = [launch_cost([step.plan for step in steps], program.target).time_us for steps in launches]
-    fewer = max(FEWER_US, FEWER_SHARE * sum(taking))
+    fewer = worth_of_fewer(sum(taking))
     # of the first so many launches: the least time, and how they are launched
     best: list[tuple[float, tuple[Step, ...]]] = [(0.0, ())]
     for end in range(1, len(launches) + 1):
@@ -130,6 +130,17 @@ def in_one_cluster(program: ProgramPlan) -> ProgramPlan:
                 found = min(found, (time + cost + fewer - early, (*steps, *one)), key=lambda pair: pair[0])
         best.append(found)
     return replace(program, steps=best[-1][1])
+
+
+def worth_of_fewer(time_us: float) -> float:
+    """What a launch less is worth in a program of launches that take so long."""
+    return max(FEWER_US, FEWER_SHARE * time_us)
+
+
+def weighed_us(program: ProgramPlan) -> float:
+    """A program's time, with what its launches are worth."""
+    times = [plan.cost.time_us for plan in program.launched]
+    return one_after_another(times, program.target.early_us) + len(times) * worth_of_fewer(sum(times))
 
 
 def ways(

@@ -49,7 +49,7 @@ from fusegen.planner.programs.dependent import dependent
 from fusegen.planner.programs.factors_apart import with_plan
 from fusegen.planner.programs.grouping import groups_of_products
 from fusegen.planner.programs.heads_as_rows import heads_as_rows
-from fusegen.planner.programs.joining import joined
+from fusegen.planner.programs.joining import joined, weighed_us
 from fusegen.planner.programs.kept import Outcome, remembered
 from fusegen.planner.programs.key_parts import keys_parted
 from fusegen.planner.programs.lowering import step_for
@@ -77,7 +77,7 @@ class Kernel:
     """What one kernel would make of what; without `plans` no rule can, for `reason`, before `cut` is in memory.
 
     Parts of one result that lie along different rows take a kernel each, and reductions over rows may take two: then
-    there are several plans, and perhaps tensors `between` them.
+    there are several plans, and perhaps tensors `between` them. `undivided`: the one in whose place parts of K are.
     """
 
     makes: tuple[Made, ...]
@@ -86,6 +86,7 @@ class Kernel:
     reason: str = ""
     cut: Node | None = None
     between: tuple[Stored, ...] = ()
+    undivided: Kernel | None = None
 
     @property
     def deals(self) -> bool:
@@ -447,7 +448,7 @@ class Search:
             if two is not None and (two.time_us < plans[0][1].cost.time_us or (self.dealt and two.deals)):
                 return two
             if (deep := self.deeper(step, makes, plans[0][1])) is not None:
-                return deep
+                return replace(deep, undivided=Kernel(makes, self.taking(plans), plans))
         except NoPlan as error:
             if two is not None:
                 return two
@@ -543,7 +544,15 @@ class Search:
     # ---------------------------------------------------------------- the program
 
     def program(self, found: Found, whys: Mapping[int, str], cuts: tuple[Cut, ...]) -> ProgramPlan:
-        """`whys`: of the values in memory, by their numbers among the graph's nodes."""
+        """`whys`: of the values in memory, by their numbers among the graph's nodes. A product whose K is in parts is
+        one kernel again where that is worth more, as those behind it share its launch."""
+        made = joined(self.one_by_one(found, whys, cuts))
+        kernels = tuple(kernel.undivided or kernel for kernel in found.kernels)
+        if len(kernels) > 1 and any(kernel.undivided for kernel in found.kernels):
+            made = min(made, joined(self.one_by_one(replace(found, kernels=kernels), whys, cuts)), key=weighed_us)
+        return dependent(made)
+
+    def one_by_one(self, found: Found, whys: Mapping[int, str], cuts: tuple[Cut, ...]) -> ProgramPlan:
         steps = tuple(step_of(own, plan) for kernel in found.kernels for own, plan in kernel.plans)
         made = {binding.base for step in steps for binding in step.writes}
         read = {binding.base for step in steps for binding in step.reads}
@@ -552,7 +561,7 @@ class Search:
         between = tuple(stored for stored in kept if stored.home == "workspace")
         between += tuple(stored for kernel in found.kernels for stored in kernel.between)
         shared = tuple(stored for stored in kept if stored.home == "output")
-        return dependent(joined(ProgramPlan(self.graph, self.target, steps, between, shared, cuts)))
+        return ProgramPlan(self.graph, self.target, steps, between, shared, cuts)
 
     def considered(self) -> tuple[Cut, ...]:
         """The cuts that were looked at, those that can be taken first, by their times; one kernel is always among
