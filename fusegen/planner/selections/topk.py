@@ -219,14 +219,21 @@ def by_warp(draft: Draft) -> Iterator[Plan]:
 
 
 def by_delegates(draft: Draft) -> Iterator[Plan]:
-    """A few lanes for each row, of which each has several delegates."""
+    """A few lanes for each row, of which each has several delegates. Keys that are limited to groups are never packed,
+    and have large blocks too where they may share a cluster's launch with a sort of many slots, which asks for such."""
+    planned = picking(draft.graph, draft.accesses, "values")
+    for threads in PACKED_THREADS if planned.limit and draft.target.max_cluster > 1 else (WARP_BLOCK_THREADS,):
+        yield from delegates_in_blocks(draft, planned, threads)
+
+
+def delegates_in_blocks(draft: Draft, planned: Picking, threads: int) -> Iterator[Plan]:
+    """The same of so many threads a block."""
     graph, target = draft.graph, draft.target
-    planned = picking(graph, draft.accesses, "values")
     lanes = 2 if planned.limit else FEWEST_DELEGATES_LANES
     while lanes <= target.warp:
         per_thread = -(-draft.vectors // lanes)
         elements = per_thread * draft.vector
-        tile = Tile(WARP_BLOCK_THREADS, lanes, WARP_BLOCK_THREADS // lanes, draft.vector, per_thread)
+        tile = Tile(threads, lanes, threads // lanes, draft.vector, per_thread)
         count = delegates_of(graph.picks, lanes, elements)
         if count and elements <= DELEGATES_ELEMENTS and draft.vectors > lanes // 2:
             way = InWarp(False, most_ranked_of_delegates(graph.picks), count)
