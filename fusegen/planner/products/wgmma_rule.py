@@ -364,7 +364,8 @@ class WgmmaDraft(ProductDraft):
 
     def output_groups(self, tile: WgmmaTile) -> tuple[OutputGroup, ...]:
         """Those of all rules; boxes are moved by tensor copies, and vectors read before the sums are there, where that
-        leaves a thread registers enough: those of each of several output groups would take some."""
+        leaves a thread registers enough: several output groups' would take some, promoted sums do. So do a group's
+        beside a matrix, which spilled 64 bytes, and beside rows that an index names: 12 to 20."""
 
         def read(load: Load) -> Load:
             ahead = few and not load.access.strided
@@ -384,7 +385,8 @@ class WgmmaDraft(ProductDraft):
         found = tuple(spans_of(self, contractions, self.access, width, 2, in_registers=True))
         vectors = [load.access for output_group in found for load in output_group.loads if not load.access.strided]
         few = len(found) == 1 and sum(access.dtype.bytes for access in vectors) <= MOST_EARLY_BYTES
-        few = few and not self.promote(tile.atom)  # whose sums take the registers
+        matrices = any(load.access.strided for output_group in found for load in output_group.loads)
+        few = few and not (self.gathers or self.promote(tile.atom) or (self.segments and matrices))
         return tuple(
             replace(
                 output_group,
@@ -557,9 +559,7 @@ class WgmmaDraft(ProductDraft):
     def is_mapped(self, access: Access) -> bool:
         if access.tensor in self.factors:
             return access.gathered is None
-        if self.by_rows(access) and self.lanes_store:
-            return False
-        return self.is_boxed(access)
+        return self.is_boxed(access) and not (self.by_rows(access) and self.lanes_store)
 
     def is_boxed(self, access: Access) -> bool:
         """Does it come and go by boxes in shared memory?"""
