@@ -39,7 +39,7 @@ from tests.tools import needs_check
 
 pytestmark = [pytest.mark.usefixtures("emulated_only"), needs_check]
 
-T, N, K, E = dims("T N K E")
+T, S, N, K, E = dims("T S N K E")
 FEW = replace(H200, sms=2)  # whose blocks take several tiles
 
 
@@ -468,3 +468,56 @@ def test_tiles_of_one_long_group_share_more_by_16_rows_of_them() -> None:
     graph = SHIPPED["grouped_gemm"].graph.at(T=32768, N=6144, K=7168, E=4)
     found = {p.tile.group: p.cost.time_us for p in plans(graph) if (p.tile.cols, p.tile.cluster) == (256, 1)}
     assert found[16] < found[8]
+
+
+@chain(T=16384, N=4096, K=2048, E=16)
+def beside_a_residual(
+    x: bf16[T, K], w: bf16[E, N, K], bias: bf16[E, N], ends: i32[E], residual: bf16[T, N], weight: f32[T, 1]
+) -> bf16[T, N]:
+    return (F.gelu(F.grouped_matmul(x, w.mT, ends, bias)) + residual) * weight
+
+
+@chain(T=4096, S=16384, N=4096, K=2048, E=16)
+def biased_of_named_rows(x: bf16[T, K], ids: i32[S, 1], w: bf16[E, N, K], bias: bf16[E, N], ends: i32[E]) -> bf16[S, N]:
+    return F.gelu(F.grouped_matmul(F.gather(x, ids), w.mT, ends, bias))
+
+
+@chain(T=4096, S=16384, N=2048, K=2048, E=16)
+def gated_of_named_rows(
+    x: bf16[T, K], ids: i32[S, 1], gate: bf16[E, N, K], up: bf16[E, N, K], ends: i32[E]
+) -> bf16[S, N]:
+    rows = F.gather(x, ids)
+    return F.silu(F.grouped_matmul(rows, gate.mT, ends)) * F.grouped_matmul(rows, up.mT, ends)
+
+
+@pytest.mark.parametrize("experts", [16, 64])
+@pytest.mark.parametrize(
+    "spec", [beside_a_residual, biased_of_named_rows, gated_of_named_rows], ids=lambda spec: spec.name
+)
+def test_what_is_made_of_sums_fits_registers(spec: Chain, experts: int) -> None:
+    """A bias that was read before the products took a consumer's, up to 64 bytes; in clusters rows that are named took
+    20 bytes of a producer's."""
+    found = {(p.tile.schedule, p.tile.cluster): p for p in reversed(plans(spec.graph.at(E=experts)))}
+    for plan in (found["cooperative", 1], found["cooperative", 2], found["pingpong", 1]):
+        try:
+            resources = compiled(render(plan)).resources
+        except MissingError as missing:
+            pytest.skip(str(missing))
+        assert not gate(resources), f"{plan.configuration}: {gate(resources)}"
+
+
+SMALL = {"N": 264, "K": 136, "E": 3}
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes"),
+    [
+        (beside_a_residual, {**SMALL, "T": 150}), (biased_of_named_rows, {**SMALL, "T": 40, "S": 150}),
+        (gated_of_named_rows, {**SMALL, "T": 40, "S": 150}),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)  # fmt: skip
+def test_what_is_made_of_sums_is_right_in_every_tile(spec: Chain, sizes: dict[str, int]) -> None:
+    for plan in plans(spec.at(**sizes).graph):
+        if plan.tile.group == 8 and plan.tile.cols >= 128:
+            assert validate(kernel_of(plan), quick=True).ok, plan.configuration

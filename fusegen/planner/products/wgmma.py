@@ -56,8 +56,8 @@ SEGMENT_BYTES = SEGMENT_LINES * LINE_BYTES
 LAUNCH_REGISTERS = 168  # of a thread as launched: 3 groups of as many threads share 65536,
 # of which those that bring slices give back what they need not, and those that multiply take it: 40 + 2 x 232 are three
 # times 168. By how many things producers keep beside where slices go, rows that an index names and groups: with fewer,
-# SwiGLU of 128 x 256 spilled 16 bytes of groups, and 104 where rows are named too, 20 with 72.
-SHARED_REGISTERS = ((40, 232), (56, 224), (88, 208))
+# SwiGLU of 128 x 256 spilled 16 bytes of groups, and 104 where rows are named too, 20 with 72, and in clusters with 88.
+SHARED_REGISTERS = ((40, 232), (56, 224), (88, 208), (104, 200))
 FEW_PRODUCER_REGISTERS, FEW_CONSUMER_REGISTERS = 24, 112  # where five groups are launched with 96 each
 BUFFERS = 2  # that a warp stores by turns
 SLICES_AHEAD = 2  # slices whose pairs are on their way
@@ -394,7 +394,8 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         """Of a thread that brings slices, and of one that multiplies."""
         if self.tile.consumers > CONSUMERS:
             return FEW_PRODUCER_REGISTERS, FEW_CONSUMER_REGISTERS
-        return SHARED_REGISTERS[self.gathers + (self.keeps_groups or self.block_scales is not None)]
+        all_three = self.gathers and self.keeps_groups and self.tile.cluster > 1 and not self.is_pingpong
+        return SHARED_REGISTERS[self.gathers + (self.keeps_groups or self.block_scales is not None) + all_three]
 
     @property
     def producer_registers(self) -> int:
