@@ -24,7 +24,7 @@ from fusegen.language.reference import draws, load_reference
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import Dim, DType, bf16, f16, f32, size_of
 from fusegen.language.views import View, positions_in
-from fusegen.planner.programs.model import Binding
+from fusegen.planner.programs.model import Binding, ProgramPlan
 from fusegen.planner.programs.over_operands import overwritable
 from fusegen.planner.programs.smaller import constant_rows
 from fusegen.runtime import Kernel, Program
@@ -144,7 +144,7 @@ class ProgramChecks(Checks):
         self.judged = {}
         self.bounded: dict[str, float] = {}  # the most of each tensor that the whole chain's bounds held in a launch
         self.texts: dict[str, Callable[..., Any]] = {}
-        self.constant = sorted(dim.name for dim in constant_rows(program.plan))
+        self.constant = rows_by_themselves(program.plan)
         self.between: dict[str, Array] = {}  # what the last launch left between its kernels, by name
 
     # ---------------------------------------------------------------- what is checked
@@ -466,6 +466,14 @@ class ProgramChecks(Checks):
                     law = as_stored(table[tensor.node], tensor.dtype, op, array.shape)
                 laws[base] = bound[tensor.name].whole(law, laws.get(base), got[base].shape)
         return compared, doubt
+
+
+def rows_by_themselves(program: ProgramPlan) -> list[str]:
+    """The dims that count rows of products and are constants; none where some of them are summed over, as heads, of
+    which one NaN is all that is left."""
+    rows = constant_rows(program)
+    left = dims_in(tuple(size for tensor in program.graph.outputs for size in tensor.shape))
+    return sorted(dim.name for dim in rows) if rows.issubset(left) else []
 
 
 def bounded_share(out: Compared) -> float:

@@ -12,12 +12,14 @@ from fusegen import Chain, Program, bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.pipeline import choose_target, compile_program, plan, smaller_program
-from fusegen.planner.programs import joining, one_cluster, shares, step_candidates
+from fusegen.planner.programs import joining, kernels_of, one_cluster, shares, step_candidates
 from fusegen.planner.programs.dependent import dependent
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.planner.programs.one_cluster import OneClusterPlan
+from fusegen.planner.sorting.plan import SlotsPlan
 from fusegen.runtime.joined import Joined
 from fusegen.validation import validate
+from fusegen.validation.programs import rows_by_themselves
 from tests.routers import judge, tokens
 from tests.specs import SHIPPED
 
@@ -222,9 +224,18 @@ def test_tokens_that_are_constants_are_validated_as_fewer(name: str, tokens: int
     assert [(step.joined, step.share) for step in small.steps] == [(step.joined, step.share) for step in large.steps]
     wgmma = [step.plan.configuration for step in large.steps if step.plan.rule == "wgmma"]
     assert [step.plan.configuration for step in small.steps if step.plan.rule == "wgmma"] == wgmma
-    sort, fewer = (next(s.plan for s in found.steps if s.plan.rule == "slot_sort") for found in (large, small))
+    sort, fewer = (next(p for s in found.steps if isinstance(p := s.plan, SlotsPlan)) for found in (large, small))
     assert (fewer.threads, fewer.cluster) == (sort.threads, sort.cluster)
     assert fewer.threads * fewer.tile.turns < fewer.slots
+
+
+def test_tokens_that_are_constants_are_drawn_by_every_pattern() -> None:
+    """But not the heads of an indexer, which are summed: what one NaN reaches, no other can be judged by."""
+    router: Any = plan(SHIPPED["moe_routing"], "cuda:h200")
+    assert rows_by_themselves(router) == ["T"]
+    _, program = kernels_of(SHIPPED["lightning_indexer"].graph, choose_target("cuda:h200"))
+    assert program is not None
+    assert rows_by_themselves(program) == []
 
 
 def test_no_more_clusters_share_rows_than_run_at_once() -> None:
