@@ -144,7 +144,7 @@ def planned_first(on: str, slots: int) -> SlotsPlan:
     return plan
 
 
-@pytest.mark.parametrize(("slots", "turns", "rounds"), [(1200, 4, 1), (700, 4, 2), (9, 1, 1)])
+@pytest.mark.parametrize(("slots", "turns", "rounds"), [(1200, 4, 1), (700, 4, 2), (500, 3, 3), (9, 1, 1)])
 def test_fewer_slots_by_the_warps_and_blocks_of_more(slots: int, turns: int, rounds: int) -> None:
     """As a smaller layer is validated: blocks behind the second may have none."""
     graph = of_one_axis.at(S=65536).graph

@@ -43,7 +43,7 @@ class SlotsSpeller:
         """Which slots a lane has, and how it reads their groups: several of them together, before it looks at any."""
         tile, warp, ids = self.plan.tile, self.plan.target.warp, f"{self.plan.ids.name}_ptr"
         clustered = tile.cluster > 1
-        if tile.batch == 1:
+        if tile.turns == 1:
             read = [f"const int named = group_of({ids}, slot);"]
             first = "slot = rank * threads + threadIdx.x" if clustered else "slot = threadIdx.x"
             return {"first_slot": first, "slot": "slot", "own": "named", "groups_read": read}
