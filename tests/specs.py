@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fusegen.language.axes import column_reductions
+from fusegen.language.axes import over_rows
 from fusegen.language.spec import Chain, load_chains
 from fusegen.planner.attention.recognition import has_plain_weights, is_attention
 from fusegen.planner.attention.written import is_written
@@ -42,7 +42,7 @@ FEW = {
 ATTENTION = {name: c for name, c in ALL.items() if is_attention(c.graph) or has_plain_weights(c.graph)}
 WRITTEN = {name: chain for name, chain in ALL.items() if is_written(chain.graph)}
 PRODUCTS = {name: c for name, c in ALL.items() if c.graph.products and name not in (*ATTENTION, *WRITTEN)}
-COLUMNS = {name: chain for name, chain in ALL.items() if column_reductions(chain.graph)}
+COLUMNS = {name: chain for name, chain in ALL.items() if over_rows(chain.graph)}
 ROWS = {name: chain for name, chain in ALL.items() if not chain.graph.products and name not in COLUMNS}
 
 

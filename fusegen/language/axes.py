@@ -126,16 +126,16 @@ def count(x: Value, axes: Axes) -> Value:
 
 
 @once_per_graph
-def column_reductions(graph: Graph) -> tuple[Node, ...]:
-    """The reductions over axes of rows."""
-    return tuple(node for node in graph.reductions if node.over)
+def over_rows(graph: Graph) -> tuple[Node, ...]:
+    """The reductions and running sums over axes of rows."""
+    return tuple(node for node in (*graph.reductions, *graph.scans) if node.over)
 
 
 @once_per_graph
 def reduced_axes(graph: Graph) -> tuple[int, ...]:
-    """The axes of the chain's shape, counted from the left, that its first such reduction takes; none without one."""
+    """The axes of the chain's shape, counted from the left, that the first of these takes; none without one."""
     rank = len(graph.shape)
-    return tuple(rank + axis for node in column_reductions(graph)[:1] for axis in node.over)
+    return tuple(rank + axis for node in over_rows(graph)[:1] for axis in node.over)
 
 
 def axes_text(axes: Iterable[int]) -> str:

@@ -297,7 +297,7 @@ class Graph:
 
     @cached_property
     def scans(self) -> tuple[Node, ...]:
-        """Running sums and products along the row."""
+        """Running sums and products along the row, or along an axis of rows; the row's largest, and its order."""
         return tuple(n for n in self.nodes if n.op.kind is Kind.SCAN)
 
     @cached_property
@@ -391,8 +391,8 @@ class Graph:
 
     @cached_property
     def counted(self) -> frozenset[Size]:
-        """The sizes of axes of rows that are reduced, which a call chooses."""
-        return frozenset(n.inputs[0].shape[axis] for n in self.reductions for axis in n.over)
+        """The sizes of axes of rows that are reduced or that sums run along, which a call chooses."""
+        return frozenset(n.inputs[0].shape[axis] for n in (*self.reductions, *self.scans) for axis in n.over)
 
     def input_extent(self, tensor: Tensor) -> Extent:
         """Of a chain with products, in whichever space the tensor lies: rows of a factor, or those of its product,

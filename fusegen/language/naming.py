@@ -75,6 +75,8 @@ SELECTION_FRAME = frozenset(
 # the same of the template that reduces columns
 COLUMN_FRAME = frozenset(("turn", "u", "rank", "first_col", "own_col", "own", "from", "sums", "b", "c", "r",
                           "tile_rows", "own_cols", "row_step", "rows_in_turn"))  # fmt: skip
+# the same of its passes that have running sums
+RUNNING_FRAME = frozenset("half place step to_here other ahead group g".split())  # noqa: SIM905
 # the same of the template that reduces columns of every so-many-th row
 PART_FRAME = frozenset("first part_row step slot slots turn s behind ahead own_row".split())  # noqa: SIM905
 # the same of templates for products, where a chain has some
@@ -173,6 +175,8 @@ RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's ow
 MACROS = "SIMT_"  # the start of the names of the emulator's macros
 VALUE_SUFFIXES = ("_masked", "_last", "_kept", "_part", "_part_values", "_all", "_here")
 COLUMN_SUFFIXES = ("_turn",)
+RUNNING_TENSOR_SUFFIXES = ("_next",)
+RUNNING_SUFFIXES = ("_before", "_so_far", "_parts")
 ATTENTION_SUFFIXES = ("_pitch", "_keys", "_chunks")
 WEIGHTS_SUFFIXES = ("_rows", "_masked", "_staging")
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
@@ -192,8 +196,8 @@ def entry_name(graph: Graph) -> str:
         taken |= SELECTION_FRAME
     if graph.products:
         taken |= PRODUCT_FRAME | ATTENTION_FRAME | WEIGHTS_FRAME
-    if any(n.over for n in graph.reductions):
-        taken |= COLUMN_FRAME
+    if any(n.over for n in (*graph.reductions, *graph.scans)):
+        taken |= COLUMN_FRAME | RUNNING_FRAME
     steps_aside = graph.name in taken or RESERVED.match(graph.name) or graph.name.startswith(MACROS)
     return f"{graph.name}_kernel" if steps_aside else graph.name
 
@@ -204,7 +208,7 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
 
     Operands come first, then names that the author gave, then those of values inside composites."""
     frame = set(CPP | FRAME | C_LIBRARY | called() | frozenset(keyword.kwlist))
-    of_columns = any(n.over for n in graph.reductions)
+    of_columns = any(n.over for n in (*graph.reductions, *graph.scans))
     if graph.viewed or of_columns:  # the reference calls dims by their names
         frame |= set(graph.sizes)
     if graph.selections:
@@ -227,6 +231,9 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
         of_tensors += WEIGHTS_SUFFIXES if weighed else ()
     if of_columns:
         of_values += COLUMN_SUFFIXES
+    if any(n.over for n in graph.scans):
+        frame |= RUNNING_FRAME
+        of_tensors, of_values = of_tensors + RUNNING_TENSOR_SUFFIXES, of_values + RUNNING_SUFFIXES
     claims = Claims(frame)
     for tensor in graph.outputs:
         claims.note(tensor.name, of_tensors)

@@ -149,6 +149,7 @@ class Node:
     parts: tuple[View, ...] = ()  # of a join: where each argument lies in it
     text: str = ""  # of both, their meaning as numpy text, in which sizes stand by their names
     over: tuple[int, ...] = ()  # of a reduction over axes of rows: these, counted from the right; else the last
+    # of a running sum, which planners make of one of the last axis: the one that it runs along
     group: int = 0  # of a group reduction, and of a spread: values of a group; of a deal: columns of a tile
     count: int = 0  # of a reduction of every count-th row: so many parts, of which part p has rows p, p + count, ...
     # of a deal: as many, of which part p has tiles p, p + count, ...
@@ -202,7 +203,7 @@ class Node:
     def texts(self) -> tuple[str, str]:
         usual = (self.op.ref, self.op.expr)
         ref, expr = self.op.forms.get(self.inputs[-1].dtype, usual) if self.inputs else usual
-        if self.over:
+        if self.over and self.op.over:
             ref = self.op.over[self.dtype].replace("{axes}", str(self.over if len(self.over) > 1 else self.over[0]))
         return ref, expr
 

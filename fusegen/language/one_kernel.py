@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusegen.errors import Where
-from fusegen.language.axes import column_reductions, reduced_axes
+from fusegen.language.axes import over_rows, reduced_axes
 from fusegen.language.graph import Extent, Graph, Kind, Node, behind, broadcast, once_per_graph, whole_rows
 from fusegen.language.ordering import along_row
 from fusegen.language.types import Shape, shape_text
@@ -117,7 +117,7 @@ def of_orders(graph: Graph) -> Obstacle | None:
 def of_gathers(graph: Graph) -> Obstacle | None:
     """Rows and columns at computed places, other than one at a time of an operand for each row, in kernels of whole
     rows."""
-    beside: list[Node] = [*graph.products, *graph.selections, *column_reductions(graph)]
+    beside: list[Node] = [*graph.products, *graph.selections, *over_rows(graph)]
     behind_them = set(beside)
     for node in graph.nodes:
         if any(a in behind_them for a in node.inputs):
@@ -162,7 +162,7 @@ def multiplied_alone(graph: Graph, node: Node) -> bool:
 
 def of_scatters(graph: Graph) -> Obstacle | None:
     """Rows that are written where an index names some, in kernels of whole rows."""
-    beside: list[Node] = [*graph.products, *graph.selections, *column_reductions(graph)]
+    beside: list[Node] = [*graph.products, *graph.selections, *over_rows(graph)]
     for node in graph.scatters:
         values = node.inputs[-1]
         if beside:
@@ -202,13 +202,16 @@ def of_scans(graph: Graph, shape: Shape) -> Obstacle | None:
     """Running sums beside what no pass over whole rows makes, or of other rows."""
     other = next((n for n in graph.nodes if n.op.kind in (Kind.PRODUCT, Kind.SELECT) or n.over), None)
     for node in graph.scans:
+        if node.over:  # as reductions over rows are: see of_columns
+            continue
         source = node.inputs[0]
         if source.shape[-1] != shape[-1]:
             reason = f"{node.operator} runs along {source.shape[-1]}, but the rows run over {shape[-1]}"
             return Obstacle(reason, node.where, node)
         if other is not None:
             does = {Kind.PRODUCT: "multiplies matrices", Kind.SELECT: "chooses columns"}
-            does_it = does.get(other.op.kind, "reduces over rows")
+            over = "runs over rows" if other.op.kind is Kind.SCAN else "reduces over rows"
+            does_it = does.get(other.op.kind, over)
             behind_it = other in behind([source])
             reason = (
                 f"{node.operator} runs along whole rows, and {other.operator} at {other.where} {does_it}: "
@@ -219,11 +222,11 @@ def of_scans(graph: Graph, shape: Shape) -> Obstacle | None:
 
 
 def of_columns(graph: Graph, shape: Shape) -> Obstacle | None:
-    """Reductions over axes of rows beside others, or of values that have not the chain's rows."""
-    columns = column_reductions(graph)
+    """Reductions and running sums over axes of rows beside others, or of values that have not the chain's rows."""
+    columns = over_rows(graph)
     if not columns:
         return None
-    said = f"{columns[0].operator} at {columns[0].where} reduces over {over_text(columns[0])}"
+    said = f"{columns[0].operator} at {columns[0].where} {over_text(columns[0])}"
     behind = set(columns)
     for node in graph.nodes:
         if any(a in behind for a in node.inputs):
@@ -238,11 +241,11 @@ def of_columns(graph: Graph, shape: Shape) -> Obstacle | None:
     for node in columns:
         own = (1,) * (len(shape) - len(node.inputs[0].shape)) + node.inputs[0].shape
         if node.over != columns[0].over:
-            reason = f"{node.operator} reduces over {over_text(node)}, and {said}: a program cuts here"
+            reason = f"{node.operator} {over_text(node)}, and {said}: a program cuts here"
             return Obstacle(reason, node.where, node)
         if own != shape:
             reason = (
-                f"{node.operator} reduces {shape_text(node.inputs[0].shape)}, but the chain's shape is "
+                f"{node.operator} is of {shape_text(node.inputs[0].shape)}, but the chain's shape is "
                 f"{shape_text(shape)}: a program cuts here"
             )
             return Obstacle(reason, node.where, node)
@@ -250,8 +253,9 @@ def of_columns(graph: Graph, shape: Shape) -> Obstacle | None:
 
 
 def over_text(node: Node) -> str:
-    """The axes of rows that a reduction takes: `M`, `B and S`."""
-    return " and ".join(str(node.inputs[0].shape[axis]) for axis in node.over)
+    """The axes of rows that are taken: `reduces over B and S`, `runs over S`."""
+    axes = " and ".join(str(node.inputs[0].shape[axis]) for axis in node.over)
+    return f"{'runs' if node.op.kind is Kind.SCAN else 'reduces'} over {axes}"
 
 
 def of_outputs(graph: Graph, shape: Shape) -> Obstacle | None:

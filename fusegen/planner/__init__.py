@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 
-from fusegen.language.axes import column_reductions
+from fusegen.language.axes import over_rows
 from fusegen.language.graph import Graph
 from fusegen.language.one_kernel import obstacle
 from fusegen.language.sharing import share_common
@@ -70,7 +70,7 @@ def for_weights(name: str, module: str) -> Rule:
 
 def for_columns(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     """Imported with the first reduction over rows."""
-    if not column_reductions(graph):
+    if not over_rows(graph):
         raise NotFor("the chain reduces over no axis of rows; columns is for sums of columns, as F.sum(x, over=M)")
     found: Rule = import_module("fusegen.planner.columns.rule").columns
     return found(graph, target, layout)
@@ -120,7 +120,7 @@ def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Can
     scattered = layout.apart | layout.woven
     if graph.products:  # whose tiles store what they reduce their columns to one by one, wherever it lies
         scattered -= {tensor.name for tensor in graph.outputs if tensor.node in graph.grouped}
-    if scattered and (graph.products or graph.selection or column_reductions(graph)):
+    if scattered and (graph.products or graph.selection or over_rows(graph)):
         does = "choose columns" if graph.selection else "reduce over rows"
         said = (
             f"{' and '.join(sorted(scattered))}: the elements of a row are not next to each other, and kernels that "

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from fusegen.errors import NoPlan, SpecError
+from fusegen.language.axes import over_rows
 from fusegen.language.graph import Graph, Tensor
 from fusegen.language.sizes import dims_in, unit_of
 from fusegen.language.types import Dim, f32, size_of
@@ -76,7 +77,7 @@ def in_one_order(graph: Graph, target: Target) -> tuple[Candidates, ProgramPlan 
     """The candidates of the one order that is chosen for every number of rows; of a chain of several kernels its
     program, of which each kernel has such an order. Raises NoPlan for a chain that sums over its rows, or that has no
     such kernels."""
-    sums = any(node.over for node in graph.reductions) and not row_dims(graph)
+    sums = bool(over_rows(graph)) and not row_dims(graph)
     if sums or any(node.inner_ends for node in graph.products):
         raise NoPlan(
             f"{graph.name} sums over rows, so that its results depend on how many there are\n"
@@ -264,7 +265,7 @@ def row_dims(graph: Graph) -> list[str]:
     """The dims that say how many rows there are: all that a call chooses but those that are summed over, and those that
     are constants of kernels only since whole numbers are counted along them, as slots by their groups are."""
     bound = {dim.name for dim in dims_in(tuple(graph.fixed_by(n for n in graph.reductions if n.dtype is f32)))}
-    summed = {dim.name for n in graph.reductions for axis in n.over for dim in dims_in((n.inputs[0].shape[axis],))}
+    summed = {dim.name for n in over_rows(graph) for axis in n.over for dim in dims_in((n.inputs[0].shape[axis],))}
     fixed = {dim.name for dim in dims_in(tuple(graph.fixed))}
     leading = set.intersection(*({dim.name for dim in dims_in(t.shape[:-1])} for t in graph.outputs))
     free = (name for name in graph.sizes if name not in fixed or (name in leading and name not in bound))

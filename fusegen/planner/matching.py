@@ -7,7 +7,7 @@ they take.
 
 from __future__ import annotations
 
-from fusegen.language.axes import column_reductions
+from fusegen.language.axes import over_rows
 from fusegen.language.graph import Graph, Node
 from fusegen.language.reference import PLACES
 from fusegen.language.types import DType, f32, shape_text
@@ -37,8 +37,9 @@ def need_no_columns(graph: Graph, rule: str) -> None:
         part = graph.parts[0]
         said = f"{part.operator} at {part.where} reduces over every so-many-th row"
         raise NotFor(f"{said}; {rule} takes each row by itself")
-    if found := column_reductions(graph):
-        raise NotFor(f"{found[0].operator} at {found[0].where} reduces over rows; {rule} takes each row by itself")
+    if found := over_rows(graph):
+        does = "reduces" if found[0] in graph.reductions else "runs"
+        raise NotFor(f"{found[0].operator} at {found[0].where} {does} over rows; {rule} takes each row by itself")
 
 
 def need_no_selection(graph: Graph) -> None:

@@ -13,6 +13,9 @@ the |d|. The arguments telescope to top - x for a term exp(x - top) = e, which i
 *running sums*: an element passes its vector's additions, those of its warp's lanes, one for each warp in each turn of
 vectors, and two that bring these together; never more than it has elements before it.
 
+*running sums over rows*: an element passes its thread's rows, the lanes of its warp, one for each group of rows in
+each turn, and two that bring these together (`ColumnTile.running_depth`).
+
 *sums of every so-many-th row*: as many additions as a part has rows, one after another.
 
 *sums of columns*: D is what a term passes in its turn, over the turns, over the rows of its block and over the blocks
@@ -97,6 +100,18 @@ class ColumnSums:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningSums:
+    """How running sums over rows are made: by the tile, of as many rows as a launch has."""
+
+    tile: ColumnTile
+    warp: int
+
+    def of(self, rows: int) -> Accumulation:
+        depth = self.tile.running_depth(rows, self.warp)
+        return Accumulation("sum", first=True, serial=depth, levels=0, vector=self.tile.vector)
+
+
+@dataclass(frozen=True, slots=True)
 class PartSums:
     """How sums of every so-many-th row are made: one after another, of as many rows as a launch has for a part."""
 
@@ -104,7 +119,7 @@ class PartSums:
         return Accumulation("sum", first=True, serial=rows, levels=0, vector=1)
 
 
-How = Accumulation | Multiplication | ColumnSums | PartSums | Exponentials | CarriedSum
+How = Accumulation | Multiplication | ColumnSums | RunningSums | PartSums | Exponentials | CarriedSum
 
 
 def in_fewest_bits(plan: ProductPlan) -> tuple[Summed, int]:
@@ -123,7 +138,8 @@ def accumulations(plan: Plan) -> Mapping[Node, How]:
     """How `plan` makes each of its reductions and matrix products."""
     found: dict[Node, How] = dict.fromkeys(plan.lowered.parts, PartSums())
     if isinstance(plan, ColumnsPlan):
-        return dict.fromkeys(plan.graph.reductions, ColumnSums(plan.tile))
+        sums = RunningSums(plan.tile, plan.target.warp)
+        return {**dict.fromkeys(plan.graph.reductions, ColumnSums(plan.tile)), **dict.fromkeys(plan.graph.scans, sums)}
     if isinstance(plan, AttentionPlan):
         carrying, shrinking, last = carried(plan)
         for node, dtype in plan.lowered.factor_types.items():

@@ -39,6 +39,7 @@ from fusegen.planner.model import Plan
 from fusegen.validation.accumulation import (
     Accumulation,
     ColumnSums,
+    RunningSums,
     How,
     Multiplication,
     PartSums,
@@ -65,7 +66,15 @@ from fusegen.validation.products import (
     whole_error,
 )
 from fusegen.validation.rearranged import joined, looked_up, ordered_slots, unpacked, viewed
-from fusegen.validation.reductions import of_deals, of_groups, of_parts, over_rows, reduction, scanned
+from fusegen.validation.reductions import (
+    of_deals,
+    of_groups,
+    of_parts,
+    over_rows,
+    reduction,
+    scanned,
+    scanned_over_rows,
+)
 from fusegen.validation.regrouped import (
     columns_dealt,
     dealt_back,
@@ -271,6 +280,8 @@ def step(
     if node.op.kind is Kind.SPREAD:
         spread = dealt_back if node.count else spread_out
         return spread(node, args[0], size_of(node.shape[-1], sizes))
+    if node.over and node.op.kind is Kind.SCAN:
+        return scanned_over_rows(node, args[0], how if isinstance(how, RunningSums) else None)
     if node.over:
         return over_rows(node, args[0], how if isinstance(how, ColumnSums) else None)
     if node.op.kind is Kind.REDUCE:

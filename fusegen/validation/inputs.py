@@ -170,10 +170,12 @@ def made_wide(index: Array, limit: int, dtype: DType) -> Array:
 
 
 def summed_dims(graph: Graph) -> frozenset[str]:
-    """The dims over which rows are reduced: what is left of a launch without some of those rows is another result."""
+    """The dims over which rows are reduced or summed up: what is left of a launch without some of those rows is another
+    result."""
     parts = (size for node in graph.parts for size in node.inputs[0].shape[:-1])
     groups = (n.inputs[0].shape[-1] for n in graph.products if n.inner_ends)
-    return frozenset(map(str, (*graph.counted, *parts, *groups)))
+    along = (n.shape[-1] for n in graph.scans if not n.over)  # which may be an axis of rows to the kernel
+    return frozenset(map(str, (*graph.counted, *parts, *groups, *along)))
 
 
 def sizes_for(plan: Plan, rows: int, outer: Sequence[int] = (), flat: bool | None = None) -> dict[str, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from fusegen.language.graph import OPS, Node
 from fusegen.language.scans import SCANS, ScanWay
 from fusegen.language.types import f32, i32
-from fusegen.validation.accumulation import Accumulation, ColumnSums, PartSums, accumulation_error
+from fusegen.validation.accumulation import Accumulation, ColumnSums, PartSums, RunningSums, accumulation_error
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
 from fusegen.validation.carried import CarriedSum, carried_sum_error
 from fusegen.validation.formulas import apply, formula
@@ -40,6 +40,17 @@ def over_rows(node: Node, arg: Bounded, how: ColumnSums | None) -> Bounded:
     summed = None if how is None else how.of(rows)
     found = reduction(replace(node, over=()), own, summed, {node.inputs[0]: own})
     return Bounded(found.value.reshape(shape), np.broadcast_to(found.error, found.value.shape).reshape(shape))
+
+
+def scanned_over_rows(node: Node, arg: Bounded, how: RunningSums | None) -> Bounded:
+    """A running sum along an axis of rows: along the last one of the same numbers with that axis there."""
+    (axis,) = node.over
+    errors = np.broadcast_to(arg.error, arg.value.shape)
+    own = Bounded(np.swapaxes(arg.value, axis, -1), np.swapaxes(errors, axis, -1))
+    along = replace(node, over=(), text="")
+    found = scanned(along, own, None if how is None else how.of(arg.value.shape[axis]))
+    shown = np.broadcast_to(found.error, found.value.shape)
+    return Bounded(np.swapaxes(found.value, axis, -1), np.swapaxes(shown, axis, -1))
 
 
 def scanned(node: Node, arg: Bounded, how: Accumulation | None) -> Bounded:

@@ -15,7 +15,7 @@ from fusegen import chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.errors import SpecError
-from fusegen.language.axes import column_reductions
+from fusegen.language.axes import over_rows
 from fusegen.language.naming import (
     ATTENTION_FRAME,
     ATTENTION_SUFFIXES,
@@ -107,7 +107,7 @@ def test_a_kernel_keeps_its_own_words_from_the_spec(spec: Chain, target: Target)
         names |= {word for dim in made.row_dims for word in (dim.extent, dim.index)}
         names |= {SIDE_BY_SIDE} if graph.products else set()
         suffixes = TENSOR_SUFFIXES + VALUE_SUFFIXES + (FACTOR_SUFFIXES + SUM_SUFFIXES if graph.products else ())
-        columns = bool(column_reductions(graph))
+        columns = bool(over_rows(graph))
         suffixes += COLUMN_SUFFIXES if columns else ()
         names |= {f"{name}_counted" for name in graph.sizes} if columns else set()
         kept = CPP | FRAME | called() | {made.name} | INNERMOST

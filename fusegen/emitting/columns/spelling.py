@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fusegen.emitting.columns.running import RunningSums
 from fusegen.emitting.dialect import VALUE_TYPES, Dialect, all_of
 from fusegen.emitting.loops import each_line
 from fusegen.emitting.prelude import reducer_of
@@ -35,6 +36,7 @@ class SpelledPass:
 
     parts: list[str]
     vectors: list[str]  # of all rows
+    walk: str  # the head of the loop over turns
     turn: list[str]  # in each turn
     gathered: list[Gathered]
     results: list[str]
@@ -67,6 +69,7 @@ class ColumnsSpeller:
             "pointers": self.pointers(),
             "once": [self.from_pointer(load) for load in plan.once_loads],
             "passes": passes,
+            "reduces": bool(plan.reductions),
             "sums_dims": f"[{len(plan.reductions)}]{f'[{plan.cluster}]' * (plan.cluster > 1)}[{self.own_cols}]",
             "rows": self.rows,
             "writes_where": self.writes_where(),
@@ -90,6 +93,11 @@ class ColumnsSpeller:
     def sizes(self) -> list[str]:
         """The sizes of the block's part of the work."""
         tile = self.tile
+        if not self.plan.reductions:
+            return [
+                f"constexpr int tile_cols = {tile.cols};",
+                f"constexpr int rows_in_turn = {tile.rows_in_turn};  // {tile.turn} of each thread",
+            ]
         lines = [
             f"constexpr int threads = {tile.threads};",
             f"constexpr int tile_cols = {tile.cols};",
@@ -205,12 +213,15 @@ class ColumnsSpeller:
     # ---- a pass
 
     def spelled(self, number: int, one: ColumnPass) -> SpelledPass:
+        running = RunningSums(self, one) if one.scans else None
+        first = "rank * tile_rows + own" if self.tile.cluster > 1 else "own"
         last = number == len(self.plan.passes) - 1
         starts = bool(one.reductions) and not any(other.reductions for other in self.plan.passes[:number])
         return SpelledPass(
             parts=[self.part(r) for r in one.reductions],
-            vectors=[self.vector_load(load) for load in one.column_loads],
-            turn=self.turn(one),
+            vectors=[*map(self.vector_load, one.column_loads), *(running.starts() if running else ())],
+            walk=f"for (long long turn = {'0' if running else first}; turn < {self.rows}; turn += rows_in_turn)",
+            turn=running.turn() if running else self.turn(one),
             gathered=[self.gathered(r) for r in one.reductions],
             results=[line for r in one.reductions for line in self.result(r)],
             body=self.behind(one.behind),

@@ -10,7 +10,7 @@ these kernels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Extent, Graph, Kind
 from fusegen.language.types import size_of
@@ -45,6 +45,10 @@ SECTOR_BYTES = 32  # bytes of memory that come together
 ADDRESS_SLOTS = 6.0  # instructions of a row's address and test, for each operand
 FRAME_REGISTERS = 24  # of a thread, beside its loads and sums
 SHARED_US = 0.02  # of one step of bringing parts together in shared memory
+RUNNING_SLOTS = 3.0  # of an element of a running sum: both its additions, and the choice of rows that are there
+LANE_SLOTS = 3.0  # of each step through a warp's lanes, for each column of a thread
+GROUP_SLOTS = 3.0  # of each group's part that a thread adds, for each of its columns
+BARRIER_US = 0.1  # of a turn, whose threads wait for each other
 
 
 def column_traffic(graph: Graph, passes: tuple[ColumnPass, ...]) -> Traffic:
@@ -96,6 +100,7 @@ class Demands:
     reductions: int
     passes: int
     reducing: int  # passes that reduce
+    running: int  # running sums
 
     @staticmethod
     def of(passes: tuple[ColumnPass, ...], vector: int) -> Demands:
@@ -105,8 +110,9 @@ class Demands:
         moved = sum(access.dtype.bytes * RATE_SHARE_BY_BYTES[min(16, access.vector_bytes)] for access in streams)
         element = sum(
             MOVE_SLOTS * (len(one.loads) + len(one.stores))
-            + sum(s.op.issued for s in one.body)
+            + sum(s.op.issued for s in (*one.body, *one.running_body))
             + len(one.reductions)
+            + RUNNING_SLOTS * len(one.scans)
             + ADDRESS_SLOTS * (len(one.loads) + len(one.row_loads) + len(one.stores)) / vector
             for one in passes
         )
@@ -119,14 +125,20 @@ class Demands:
             reductions=sum(len(one.reductions) for one in passes),
             passes=len(passes),
             reducing=sum(bool(one.reductions) for one in passes),
+            running=sum(len(one.scans) for one in passes),
         )
 
 
 def registers_of_pass(one: ColumnPass, vector: int) -> tuple[float, float]:
-    """Of a thread: what the loads of a row in flight wait in, and its sums, vectors and addresses."""
+    """Of a thread: what the loads of a row in flight wait in, and its sums, vectors and addresses. A pass with running
+    sums holds those of each row, and both this turn's rows and the next one's."""
     waiting = len(one.row_loads) + sum(max(1.0, vector * w.access.dtype.bytes / WORD_BYTES) for w in one.loads)
     waiting += sum(max(1.0, vector * way.access.dtype.bytes / WORD_BYTES) for way in one.stores)
     beside = sum(vector * load.access.dtype.bytes / WORD_BYTES for load in one.column_loads)
+    if one.scans:
+        waiting += len(one.row_loads) + sum(max(1.0, vector * w.access.dtype.bytes / WORD_BYTES) for w in one.loads)
+        waiting += vector * len(one.scans)
+        beside += 2 * vector * len(one.scans)
     return waiting, beside + vector * len(one.reductions) + 4 * (len(one.loads) + len(one.row_loads))
 
 
@@ -154,6 +166,9 @@ def column_cost(
     rate = target.dram_gbs * COPY_SHARE * 1e3 * width_share(demands, tile.cols * demands.widest)
     rate = min(rate, busy * SM_GBS * 1e3, in_flight / LOAD_US if in_flight else rate)
     memory_us = moved.moved / rate * (CLUSTERED_FACTOR if tile.cluster > 1 else 1.0)
+    groups = tile.groups(target.warp)
+    exchange = LANE_SLOTS * math.log2(tile.rows_of_warp(target.warp)) + (GROUP_SLOTS * groups if groups > 1 else 0.0)
+    demands = replace(demands, element=demands.element + demands.running * exchange / tile.turn)
     elements = graph.rows * col_tiles * tile.cols
     per_us = target.fp32_tflops * 1e6 / 2 * min(1.0, blocks / target.sms)
     issue_us = ISSUE_FACTOR * elements * demands.element / per_us
@@ -163,6 +178,7 @@ def column_cost(
         target.fp32_tflops * 1e6 / 2
     )  # fmt: skip
     alone_us += demands.reductions * (REDUCTION_US + SHARED_US * steps)
+    alone_us += demands.running * BARRIER_US * turns if groups > 1 else 0.0
     if tile.cluster > 1:
         alone_us += GATHERING_US * math.log2(tile.cluster) + CLUSTER_US * demands.reducing
     waiting_us = max(1.0, blocks / sms / resident) * alone_us

@@ -1,4 +1,5 @@
-"""What a plan says of reductions over rows: tiles of columns, how their rows are shared out, passes over them."""
+"""What a plan says of reductions and running sums over rows: tiles of columns, how their rows are shared out, passes
+over them."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from fusegen.language.scans import ScanWay
 from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Plan
-from fusegen.planner.parts import Load, Reduction, RowDim, Statement, Store
+from fusegen.planner.parts import Load, Reduction, RowDim, Scan, Statement, Store
 from fusegen.planner.tile import unusual
 
 USUAL_TURN = 8
@@ -20,7 +22,8 @@ class ColumnTile:
 
     `lanes` threads lie side by side along a row, each with a vector of `vector` elements; a block has `rows` rows at a
     time, the blocks of a `cluster` that many each, of rows that follow one another. In a turn a thread takes `turn`
-    rows, `row_step` apart, whose loads are all issued before the first is used.
+    rows, `row_step` apart, whose loads are all issued before the first is used. In a pass with running sums these rows
+    follow one another, and behind them come those of the threads of the next row.
     """
 
     threads: int
@@ -50,6 +53,20 @@ class ColumnTile:
         """Additions that a term passes at most: in its turn, over the turns, over a block's rows, over the blocks."""
         return self.turn + math.ceil(rows / self.rows_in_turn) + self.rows + self.cluster
 
+    def rows_of_warp(self, warp: int) -> int:
+        """Of the block's rows, those that one warp's threads have, through whose lanes running sums go."""
+        return max(1, warp // self.lanes)
+
+    def groups(self, warp: int) -> int:
+        """Parts of the block's rows that running sums go through one after another: those of a warp are one."""
+        return self.rows // self.rows_of_warp(warp)
+
+    def running_depth(self, rows: int, warp: int) -> int:
+        """Additions that a term of a running sum passes at most: of its thread's rows, through the lanes of its warp,
+        one for each group of each turn, and two that bring these together."""
+        lanes = math.ceil(math.log2(self.rows_of_warp(warp)))
+        return self.turn + lanes + self.groups(warp) * math.ceil(rows / self.rows_in_turn) + 2
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Behind:
@@ -65,7 +82,10 @@ class Behind:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnPass:
     """One pass over the rows of a tile of columns. `loads` are read for each row, `row_loads` have one value a row,
-    `column_loads` one a column; `takes` are results of earlier passes. `keeps`: the results that later passes take."""
+    `column_loads` one a column; `takes` are results of earlier passes. `keeps`: the results that later passes take.
+
+    A pass with `scans` makes running sums of what its `body` makes, and reduces nothing; `running_body` is what is made
+    of an element and of these, and the pass stores."""
 
     title: str
     loads: tuple[Load, ...] = ()
@@ -75,14 +95,21 @@ class ColumnPass:
     column_body: tuple[Statement, ...] = ()
     body: tuple[Statement, ...] = ()
     reductions: tuple[Reduction, ...] = ()  # `slot`: the place of its parts in shared memory
+    scans: tuple[Scan, ...] = ()  # all of them from the first row on, or all from the last one
+    running_body: tuple[Statement, ...] = ()
     stores: tuple[Store, ...] = ()
     behind: Behind = Behind()
     keeps: tuple[str, ...] = ()
 
+    @property
+    def reverse(self) -> bool:
+        """Do its sums run from the last row on?"""
+        return any(isinstance(scan.way, ScanWay) and scan.way.reverse for scan in self.scans)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnsPlan(Plan):
-    """A kernel that reduces columns. Of `row_dims`, `reduced` are reduced, by their place; the others stay."""
+    """A kernel that reduces columns, or makes running sums of them. Of `row_dims`, `reduced` are reduced, by their place; the others stay."""
 
     tile: ColumnTile
     reduced: tuple[int, ...]
@@ -147,12 +174,14 @@ class ColumnsPlan(Plan):
 
     @property
     def static_shared_bytes(self) -> int:
-        return shared_bytes(self.tile, self.passes)
+        return shared_bytes(self.tile, self.passes, self.target.warp)
 
     @property
     def order(self) -> tuple[object, ...]:
-        """In which order a column's values are summed: by rows of a block, blocks and turns, wherever they lie."""
-        return (self.rule, self.tile.rows, self.tile.cluster, self.tile.turn)
+        """In which order a column's values are summed: by rows of a block, blocks and turns, wherever they lie; running
+        sums by the rows of a warp besides."""
+        warps = (self.tile.rows_of_warp(self.target.warp),) if any(one.scans for one in self.passes) else ()
+        return (self.rule, self.tile.rows, self.tile.cluster, self.tile.turn, *warps)
 
     @property
     def block_count(self) -> BlockCount:
@@ -169,8 +198,12 @@ def own_cols(tile: ColumnTile, passes: tuple[ColumnPass, ...]) -> int:
     return tile.cols if any(one.keeps for one in passes) else tile.cols // tile.cluster
 
 
-def shared_bytes(tile: ColumnTile, passes: tuple[ColumnPass, ...]) -> int:
-    """Of the parts of a block's rows, one reduction at a time; of a cluster's parts; and of what later passes take."""
-    parts = tile.rows * tile.cols
-    sums = sum(len(one.reductions) for one in passes) * tile.cluster * own_cols(tile, passes)
-    return 4 * (parts + sums + sum(len(one.keeps) for one in passes) * tile.cols)
+def shared_bytes(tile: ColumnTile, passes: tuple[ColumnPass, ...], warp: int) -> int:
+    """Of the parts of a block's rows, one reduction at a time; of a cluster's parts; of what later passes take; and of
+    the groups' parts of running sums, in turns of both halves."""
+    reductions = sum(len(one.reductions) for one in passes)
+    parts = tile.rows * tile.cols if reductions else 0
+    sums = reductions * tile.cluster * own_cols(tile, passes)
+    groups = tile.groups(warp) if tile.groups(warp) > 1 else 0
+    running = 2 * groups * tile.cols * sum(len(one.scans) for one in passes)
+    return 4 * (parts + sums + running + sum(len(one.keeps) for one in passes) * tile.cols)

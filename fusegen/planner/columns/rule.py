@@ -1,4 +1,4 @@
-"""Reductions over rows: sums of columns, their largest values, and what is made of those.
+"""Reductions over rows: sums of columns, their largest values, and what is made of those; and running sums.
 
 A block has a tile of columns, and its threads take the tile's rows in turns. What hides the time that memory takes to
 answer is bytes in flight: some 40 KB an SM at 4.8 TB/s. Short of warps, as reductions to few columns are, a thread has
@@ -11,6 +11,10 @@ tiles are narrower, down to a sector of 32 bytes, and rows in flight as many as 
 one order: no block waits for another but those of its cluster, and nothing is added by atomics.
 
 What needs the result of a column's reduction in each row, as a variance does, takes another pass over the rows.
+
+Running sums are made in one pass, whose block goes through the rows of its columns from the first to the last: in each
+turn the next ones, so many for each thread, of which it knows what comes before them once the threads before it have
+told theirs. Blocks do not wait for one another, so a cluster has nothing to share.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
-from fusegen.language.axes import reduced_axes
+from fusegen.language.axes import over_rows, reduced_axes
 from fusegen.language.graph import Graph, Kind, Node, Tensor
 from fusegen.language.naming import entry_name, value_names
 from fusegen.language.reference import PLACES
+from fusegen.language.scans import SCANS, ScanWay
 from fusegen.language.sizes import Dim
 from fusegen.language.types import DType, Shape, f32, size_of
 from fusegen.planner.columns.duration import Demands, column_cost, column_traffic, registers_of
@@ -31,7 +36,7 @@ from fusegen.planner.columns.plan import Behind, ColumnPass, ColumnsPlan, Column
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, need_countable, need_no_product, need_no_selection
 from fusegen.planner.model import Access, Layout, Load, Mode, Reduction, ReductionKind, RowDim, Store
-from fusegen.planner.parts import Argument, Statement, Value
+from fusegen.planner.parts import Argument, Scan, Statement, Value
 from fusegen.planner.pieces import (
     VECTOR_BYTES,
     arrays,
@@ -68,6 +73,7 @@ def columns(graph: Graph, target: Target, layout: Layout) -> Iterator[ColumnsPla
                 f"{tensor.name} has one value a row, and the chain reduces over rows; columns writes what has the "
                 f"rows' length, {graph.shape[-1]}: a program cuts here"
             )
+    need_one_walk(graph)
     dims, reduced = column_dims(graph, layout)
     kept = math.prod(extent_of(graph, dim) for place, dim in enumerate(dims) if place not in reduced)
     for vector in vectors(graph, layout):
@@ -83,7 +89,7 @@ def columns(graph: Graph, target: Target, layout: Layout) -> Iterator[ColumnsPla
                 layout=layout,
                 rule="columns",
                 template="columns.cu.j2",
-                regime=regime(tile),
+                regime=regime(tile, running=any(one.scans for one in passes.made)),
                 cols=graph.cols,
                 row_dims=dims,
                 accesses=found,
@@ -101,12 +107,37 @@ def columns(graph: Graph, target: Target, layout: Layout) -> Iterator[ColumnsPla
             )
 
 
-def regime(tile: ColumnTile) -> str:
+def need_one_walk(graph: Graph) -> None:
+    """Raises NoMatch where running sums are not all made in one walk over the rows."""
+    scans = [node for node in over_rows(graph) if node.op.kind is Kind.SCAN]
+    running = set(scans)
+    for node in over_rows(graph):
+        if below := next((a for a in graph.ancestors(*node.inputs) if a in running), None):
+            raise NoMatch(
+                f"{node.operator} at {node.where} is of what {below.operator} at {below.where} makes, which goes over "
+                "the rows first: a program cuts here"
+            )
+    for node in scans[1:]:
+        if direction(node) != direction(scans[0]):
+            raise NoMatch(
+                f"{node.operator} at {node.where} goes over the rows from the other end than {scans[0].operator} at "
+                f"{scans[0].where}: a program cuts here"
+            )
+
+
+def direction(node: Node) -> bool:
+    """Does a running sum begin at the last row?"""
+    way = SCANS[node.op.name]
+    return isinstance(way, ScanWay) and way.reverse
+
+
+def regime(tile: ColumnTile, running: bool) -> str:
     rows = f"{tile.turn} row{'s' if tile.turn > 1 else ''} a thread in flight"
     who = f"a block of {tile.threads} threads"
     if tile.cluster > 1:
         who = f"a cluster of {tile.cluster} blocks of {tile.threads} threads"
-    return f"{who} for {tile.cols} columns, {tile.row_step} rows at a time, {rows}; parts are summed in shared memory"
+    meet = "each thread's rows follow one another" if running else "parts are summed in shared memory"
+    return f"{who} for {tile.cols} columns, {tile.row_step} rows at a time, {rows}; {meet}"
 
 
 # ---------------------------------------------------------------- tiles
@@ -134,10 +165,11 @@ def turned(
 ) -> Iterator[tuple[ColumnTile, int]]:
     """The tile with each cluster and each number of rows in flight; no more of both than there are rows."""
     most = min(target.registers_per_thread, target.registers_per_sm // tile.threads)
-    for cluster in CLUSTERS:
+    running = any(one.scans for one in passes)
+    for cluster in CLUSTERS[:1] if running else CLUSTERS:
         if cluster > target.max_cluster or tile.cols % cluster or (cluster > 1 and rows < tile.rows * cluster):
             continue
-        shared = shared_bytes(replace(tile, cluster=cluster), passes)
+        shared = shared_bytes(replace(tile, cluster=cluster), passes, target.warp)
         if shared > SHARED_BYTES:
             continue
         for turn in TURNS:
@@ -263,19 +295,21 @@ class Schedule:
     def load(self, tensor: Tensor) -> Load:
         return Load(self.accesses[tensor.name], self.names[tensor.node])
 
-    def needed(self, roots: Iterable[Node]) -> list[Node]:
-        """What `roots` are computed from, down to operands and results of reductions, in the graph's order."""
+    def needed(self, roots: Iterable[Node], behind_scans: bool = False) -> list[Node]:
+        """What `roots` are computed from, down to operands and results of reductions, in the graph's order;
+        `behind_scans`: down to running sums too."""
         wanted, stack = set[Node](), list(roots)
+        ends = (Kind.REDUCE, Kind.SCAN) if behind_scans else (Kind.REDUCE,)
         while stack:
             node = stack.pop()
             if node not in wanted:
                 wanted.add(node)
-                stack.extend(() if node.op.kind is Kind.REDUCE else node.inputs)
+                stack.extend(() if node.op.kind in ends else node.inputs)
         return [node for node in self.graph.nodes if node in wanted]
 
     def computed(self, nodes: Iterable[Node]) -> tuple[Statement, ...]:
         """One statement for each value that has a name and is no operand."""
-        skipped = (Kind.INPUT, Kind.REDUCE)
+        skipped = (Kind.INPUT, Kind.REDUCE, Kind.SCAN)
         found = [n for n in nodes if n.op.kind not in skipped and n in self.names]
         return tuple(self.sized(statement(node, self.graph), node) for node in found)
 
@@ -293,6 +327,14 @@ class Schedule:
         outputs = [t for t in graph.outputs if self.moves(t.shape) and self.levels[t.node] == number]
         nodes = self.needed((*(n.inputs[0] for n in reductions), *(t.node for t in outputs)))
         element = [n for n in nodes if n.op.kind is not Kind.REDUCE and self.moves(n.shape)]
+        scans = [n for n in nodes if n.op.kind is Kind.SCAN]
+        if scans and reductions:
+            raise NoMatch(
+                f"{reductions[0].operator} at {reductions[0].where} reduces the rows that {scans[0].operator} at "
+                f"{scans[0].where} runs over, in the same pass: a program cuts here"
+            )
+        before = self.needed(n.inputs[0] for n in scans) if scans else nodes
+        behind_scans = self.needed((t.node for t in outputs), behind_scans=True) if scans else []
         read = [graph.tensor_of[n] for n in element if n.op.kind is Kind.INPUT]
         finished = [t for t in graph.outputs if not self.moves(t.shape) and max(1, self.levels[t.node]) == number + 1]
         behind = self.needed(t.node for t in finished)
@@ -308,17 +350,23 @@ class Schedule:
             for index, n in enumerate(reductions)
         )
         stores = tuple(Store(self.accesses[t.name], self.names[t.node], fits=fits(t, self.graph)) for t in outputs)
+        running = tuple(
+            Scan(SCANS[n.op.name], self.names[n.inputs[0]], self.names[n], n.dtype, source=n.inputs[0].dtype)
+            for n in scans
+        )
         loads = tuple(self.load(t) for t in read if self.accesses[t.name].by_column)
         row_loads = tuple(self.load(t) for t in read if not self.accesses[t.name].by_column)
         return ColumnPass(
-            title=title([*loads, *row_loads], found, stores),
+            title=title([*loads, *row_loads], found, running, stores),
             loads=loads,
             row_loads=row_loads,
             column_loads=tuple(self.load(self.vectors[n]) for n in nodes if n in self.vectors),
             takes=tuple(self.names[n] for n in nodes if n.op.kind is Kind.REDUCE),
             column_body=self.computed(n for n in nodes if n not in element),
-            body=self.computed(element),
+            body=self.computed(n for n in element if n in before),
             reductions=found,
+            scans=running,
+            running_body=self.computed(n for n in element if n in behind_scans),
             stores=stores,
             behind=Behind(
                 loads=tuple(self.load(self.vectors[n]) for n in behind if n in self.vectors),
@@ -345,9 +393,12 @@ def count_name(dim: Dim, dtype: DType) -> str:
     return f"{dim.name}_counted" if dtype is f32 else f"{dim.name}_counted_whole"
 
 
-def title(loads: Sequence[Load], reductions: Sequence[Reduction], stores: Sequence[Store]) -> str:
+def title(
+    loads: Sequence[Load], reductions: Sequence[Reduction], scans: Sequence[Scan], stores: Sequence[Store]
+) -> str:
     """`read dy, x; dgamma = sum(mul)`."""
     parts = [f"read {', '.join(load.value for load in loads)}"] if loads else []
     parts += [f"{r.results[0]} = {r.kind}({r.value})" for r in reductions]
+    parts += [f"{scan.result} = {scan.way.name}({scan.value})" for scan in scans]
     parts += [f"write {', '.join(store.access.name for store in stores)}"] if stores else []
     return "; ".join(parts)

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from fusegen.errors import NoPlan
-from fusegen.language.axes import column_reductions
+from fusegen.language.axes import over_rows
 from fusegen.language.graph import Graph, plain
 from fusegen.language.sharing import share_common
 from fusegen.language.types import size_of
@@ -108,7 +108,7 @@ def program_instead(found: Candidates) -> ProgramPlan | None:
         return made
     if found.plans:
         least = found.plans[0].cost
-        if column_reductions(graph):
+        if over_rows(graph):
             return by_parts(found, WORTH_PARTING * least.time_us)
         computed = any(not plain(factor) for product in graph.products for factor in product.inputs)
         if is_attention(graph):  # whose scores no cut leaves out of memory

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fusegen.language.axes import column_reductions
+from fusegen.language.axes import over_rows
 from fusegen.language.graph import Graph, Kind, Node, behind
 from fusegen.language.sizes import Shape, Size, broadcast
 from fusegen.language.trace import OPS
@@ -41,7 +41,7 @@ class Sees(Protocol):
 def may_shift(graph: Graph) -> bool:
     """Can a kernel of these values read joins across their parts? Tiles of products, selections and reductions over
     rows take no rows at an index."""
-    apart = graph.products or graph.selections or graph.scatters or column_reductions(graph)
+    apart = graph.products or graph.selections or graph.scatters or over_rows(graph)
     return not apart and any(node.op.kind is Kind.JOIN for node in graph.nodes)
 
 
