@@ -39,10 +39,10 @@ from fusegen.planner.model import Plan
 from fusegen.validation.accumulation import (
     Accumulation,
     ColumnSums,
-    RunningSums,
     How,
     Multiplication,
     PartSums,
+    RunningSums,
     accumulations,
 )
 from fusegen.validation.bounded import Bounded, bounded, exact, gap

@@ -11,18 +11,14 @@ import pytest
 
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
-from fusegen.emitting.rendering import render
 from fusegen.language.spec import Chain
-from fusegen.pipeline import compile as compile_chain
 from fusegen.pipeline import compile_program
 from fusegen.planner import candidates
 from fusegen.planner.columns.plan import ColumnsPlan
 from fusegen.planner.programs.model import ProgramPlan
-from fusegen.planner.programs.scans_over_rows import step_over_rows
+from fusegen.planner.programs.scans_over_rows import over_rows
 from fusegen.planner.programs.search import cheapest
 from fusegen.planner.programs.steps import step_of
-from fusegen.runtime import Kernel, finding
-from fusegen.runtime.program import Program
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation import validate
 
@@ -71,8 +67,7 @@ SIZES = ((70, 40), (1, 8), (3, 1), (257, 6), (600, 33), (64, 64))
 
 def programs(spec: Chain, target: Target, every: bool) -> Iterator[ProgramPlan]:
     """The chain's program by columns, with each candidate, or with one for each shape of a block's rows."""
-    step = step_over_rows(spec.graph)
-    assert step is not None
+    (step,) = over_rows(spec.graph)
     base = cheapest(spec.graph, target)
     seen = set()
     found = candidates(step.graph, target).plans

@@ -9,8 +9,7 @@ turn's are used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from fusegen.emitting.columns.frame import ColumnsFrame
 from fusegen.emitting.dialect import VALUE_TYPES, all_of
 from fusegen.emitting.loops import each_line
 from fusegen.emitting.rows.scanning import combined, start_of
@@ -19,15 +18,12 @@ from fusegen.planner.columns.plan import ColumnPass
 from fusegen.planner.model import Load, counts
 from fusegen.planner.parts import Scan, Statement, Value
 
-if TYPE_CHECKING:
-    from fusegen.emitting.columns.spelling import ColumnsSpeller
-
 
 class RunningSums:
-    def __init__(self, speller: ColumnsSpeller, one: ColumnPass) -> None:
-        self.speller, self.one = speller, one
-        self.words, self.tile, self.rows = speller.words, speller.tile, speller.rows
-        self.warp = speller.plan.target.warp
+    def __init__(self, frame: ColumnsFrame, one: ColumnPass) -> None:
+        self.frame, self.one = frame, one
+        self.words, self.tile, self.rows = frame.words, frame.tile, frame.rows
+        self.warp = frame.plan.target.warp
         self.neighbours, self.groups = self.tile.rows_of_warp(self.warp), self.tile.groups(self.warp)
         own = f"own * {self.tile.turn} + u" if self.tile.turn > 1 else "own"
         self.here = f"turn + {own}"
@@ -38,12 +34,12 @@ class RunningSums:
         vector = self.tile.vector
         lines = []
         for scan in self.one.scans:
-            ctype, start = self.type_of(scan), start_of(kind_of(scan), scan.dtype)
+            kind, start = self.type_of(scan), start_of(kind_of(scan), scan.dtype)
             starts = "" if kind_of(scan) == "sum" else ", ".join([start] * vector)
-            lines.append(f"{ctype} {scan.result}_so_far[{vector}] = {{{starts}}};  // of all rows of the turns before")
+            lines.append(f"{kind} {scan.result}_so_far[{vector}] = {{{starts}}};  // of all rows of the turns before")
             if self.groups > 1:
                 lines.append(
-                    f"__shared__ __align__(16) {ctype} {scan.result}_parts[2][{self.groups}][tile_cols];  "
+                    f"__shared__ __align__(16) {kind} {scan.result}_parts[2][{self.groups}][tile_cols];  "
                     "// of each group, by turns"
                 )
         if self.neighbours > 1:
@@ -52,20 +48,18 @@ class RunningSums:
             of = f"of the block's rows: {self.neighbours} of a warp" if self.neighbours > 1 else "a row of the block's"
             group = f"threadIdx.x / {self.warp}" if self.neighbours > 1 else "own"
             lines += [f"const int group = {group};  // {of}", "int half = 0;"]
-        lines += [f"{self.speller.vec(load.access)} {load.access.name}_next[{self.tile.turn}];" for load in self.one.loads]
-        lines += [
-            f"{self.words.ctype(load.access.dtype)} {load.access.name}_next[{self.tile.turn}];"
-            for load in self.one.row_loads
-        ]
+        turn, ctype = self.tile.turn, self.words.ctype
+        lines += [f"{self.frame.vec(load.access)} {load.access.name}_next[{turn}];" for load in self.one.loads]
+        lines += [f"{ctype(load.access.dtype)} {load.access.name}_next[{turn}];" for load in self.one.row_loads]
         if asked := self.asked(self.here.removeprefix("turn + ")):
             lines += [f"if ({self.rows} > 0) {{", *(f"  {line}" for line in asked), "}"]
         return lines
 
     def asked(self, at: str) -> list[str]:
         """The loads of a thread's rows; who has none reads the last one once more."""
-        speller = self.speller
-        reads = [f"{load.access.name}_next[u] = {speller.load_text(load.access)};" for load in self.one.loads]
-        reads += [f"{load.access.name}_next[u] = *({speller.address(load.access)});" for load in self.one.row_loads]
+        frame = self.frame
+        reads = [f"{load.access.name}_next[u] = {frame.load_text(load.access)};" for load in self.one.loads]
+        reads += [f"{load.access.name}_next[u] = *({frame.address(load.access)});" for load in self.one.row_loads]
         if not reads:
             return []
         inside, outside = (f"{self.rows} - 1 - at", "0") if self.one.reverse else ("at", f"{self.rows} - 1")
@@ -78,7 +72,7 @@ class RunningSums:
         one, tile = self.one, self.tile
         turn, vector = tile.turn, tile.vector
         read = (*one.loads, *one.row_loads)
-        lines = [f"{self.speller.vec(load.access)} {load.access.name}_vec[{turn}];" for load in one.loads]
+        lines = [f"{self.frame.vec(load.access)} {load.access.name}_vec[{turn}];" for load in one.loads]
         lines += [f"{self.words.ctype(load.access.dtype)} {load.access.name}_at[{turn}];" for load in one.row_loads]
         if read:
             taken = [f"{self.now(load)} = {load.access.name}_next[u];" for load in read]
@@ -90,17 +84,23 @@ class RunningSums:
             ctype = self.type_of(scan)
             lines.append(f"{ctype} {scan.result}_kept[{turn}][{vector}];  // of the thread's own rows")
             lines.append(f"{ctype} {scan.result}_before[{vector}];  // first what all of these make")
-        lines += each_line(self.own_rows(), "j", vector)
+        lines += self.each_column(self.own_rows())
         for scan in one.scans:
-            lines += self.through_lanes(scan) if self.neighbours > 1 else self.to_shared(scan)
+            lines += self.each_column(self.through_lanes(scan) if self.neighbours > 1 else self.to_shared(scan))
         if self.groups > 1:
             lines.append(self.words.spelling.barrier)
             body = each_line([line for scan in one.scans for line in self.through_groups(scan)], "j", vector)
             lines += each_line(body, "g", self.groups)
             lines.append("half ^= 1;")
-        lines += [f"{self.speller.vec(store.access)} {store.access.name}_vec[{turn}];" for store in one.stores]
-        lines += each_line(self.results(), "j", vector)
+        lines += [f"{self.frame.vec(store.access)} {store.access.name}_vec[{turn}];" for store in one.stores]
+        lines += self.each_column(self.results())
         return lines + self.stored()
+
+    def each_column(self, lines: list[str]) -> list[str]:
+        """The same for each column of a thread, whose names are its own."""
+        if self.tile.vector > 1:
+            return each_line(lines, "j", self.tile.vector)
+        return ["{", *(f"  {line}" for line in each_line(lines, "j", 1)), "}"]
 
     def now(self, load: Load) -> str:
         return f"{load.access.name}_{'vec' if load.access.by_column else 'at'}[u]"
@@ -140,7 +140,7 @@ class RunningSums:
             f"const {ctype} ahead = {ahead};",
             f"{name}_before[j] = place >= {lanes} ? ahead : {start_of(kind, scan.dtype)};",
         ]
-        return each_line(lines, "j", self.tile.vector)
+        return lines
 
     def to_shared(self, scan: Scan) -> list[str]:
         """A group is one row of threads; a block of one such row goes through the turns by itself."""
@@ -152,7 +152,7 @@ class RunningSums:
             more = combined(kind, scan.dtype, f"{name}_so_far[j]", f"{name}_before[j]")
             lines = [f"const {self.type_of(scan)} to_here = {more};",
                      f"{name}_before[j] = {name}_so_far[j];", f"{name}_so_far[j] = to_here;"]  # fmt: skip
-        return each_line(lines, "j", self.tile.vector)
+        return lines
 
     def through_groups(self, scan: Scan) -> list[str]:
         kind, name = kind_of(scan), scan.result
@@ -176,9 +176,9 @@ class RunningSums:
         return [*columns, *each_line(row, "u", self.tile.turn)]
 
     def stored(self) -> list[str]:
-        inside = all_of(f"{self.here} < {self.rows}", "live" * self.speller.ragged)
+        inside = all_of(f"{self.here} < {self.rows}", "live" * self.frame.ragged)
         row = f"{self.rows} - 1 - ({self.here})" if self.one.reverse else self.here
-        writes = [self.speller.store_text(store) for store in self.one.stores]
+        writes = [self.frame.store_text(store) for store in self.one.stores]
         body = [f"if ({inside}) {{", f"  const long long row = {row};", *(f"  {line}" for line in writes), "}"]
         return each_line(body, "u", self.tile.turn)
 
@@ -192,7 +192,7 @@ class RunningSums:
 
     def values(self, body: tuple[Statement, ...], wanted: set[str]) -> tuple[list[str], list[str]]:
         """The statements that make `wanted`: of a column once, and of each row's element."""
-        one, speller, words = self.one, self.speller, self.words
+        one, frame, words = self.one, self.frame, self.words
         wanted = wanted | {a.name for s in body for a in s.args if isinstance(a, Value)}
         own: list[Statement] = []
         for s in reversed(one.column_body):
@@ -200,18 +200,16 @@ class RunningSums:
                 own.insert(0, s)
                 wanted |= {a.name for a in s.args if isinstance(a, Value)}
         columns = [
-            f"const {VALUE_TYPES[speller.dtype_of(name)]} {name} = {name}_kept[from + j];"
+            f"const {VALUE_TYPES[frame.dtype_of(name)]} {name} = {name}_kept[from + j];"
             for name in one.takes
             if name in wanted
         ]
         columns += [
-            speller.value(load, f"{load.access.name}_vec.at[j]") for load in one.column_loads if load.value in wanted
+            frame.value(load, f"{load.access.name}_vec.at[j]") for load in one.column_loads if load.value in wanted
         ]
         columns += words.statements(own)
         used = [load for load in (*one.loads, *one.row_loads) if load.value in wanted]
-        elements = [
-            speller.value(load, f"{self.now(load)}{'.at[j]' if load.access.by_column else ''}") for load in used
-        ]
+        elements = [frame.value(load, f"{self.now(load)}{'.at[j]' if load.access.by_column else ''}") for load in used]
         return columns, [*elements, *words.statements(body)]
 
     def type_of(self, scan: Scan) -> str:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from fusegen.emitting.columns.frame import ColumnsFrame
 from fusegen.emitting.columns.running import RunningSums
-from fusegen.emitting.dialect import VALUE_TYPES, Dialect, all_of
+from fusegen.emitting.dialect import VALUE_TYPES, all_of
 from fusegen.emitting.loops import each_line
 from fusegen.emitting.prelude import reducer_of
 from fusegen.emitting.rows.reducing import WORDS
 from fusegen.language.types import f32
-from fusegen.planner.columns.plan import Behind, ColumnPass, ColumnsPlan
-from fusegen.planner.model import Access, Load, Reduction, RowDim, Store, counts
-from fusegen.planner.pieces import VECTOR_BYTES, stride_name
+from fusegen.planner.columns.plan import Behind, ColumnPass
+from fusegen.planner.model import Load, Reduction, Store, counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,7 @@ class SpelledPass:
     starts: bool  # in a cluster: is this the first time that a block writes to another?
 
 
-class ColumnsSpeller:
-    def __init__(self, plan: ColumnsPlan) -> None:
-        last = len(plan.graph.shape) - 2
-        self.plan = plan
-        row = next((self.index(dim) for dim in plan.row_dims if last in dim.axes), "")
-        self.tile = plan.tile
-        self.words = Dialect(plan.target.spelling, row_number=row)
-        self.dims = {dim.index: dim for dim in plan.reduced_dims}
-
+class ColumnsSpeller(ColumnsFrame):
     def context(self) -> dict[str, Any]:
         plan, words = self.plan, self.words
         passes = [(one, self.spelled(number, one)) for number, one in enumerate(plan.passes)]
@@ -79,11 +71,6 @@ class ColumnsSpeller:
         return {**words.frame(plan), "includes": words.headers_of(a.dtype for a in plan.accesses), "uses": uses, **said}
 
     # ---- where a thread is
-
-    @property
-    def ragged(self) -> bool:
-        """Have some threads of the last tile no column?"""
-        return self.plan.cols % self.tile.cols != 0
 
     @property
     def own_cols(self) -> str:
@@ -146,23 +133,6 @@ class ColumnsSpeller:
             lines.append(f"const long long rows = {' * '.join(dim.extent for dim in plan.reduced_dims)};")
         return lines
 
-    @property
-    def rows(self) -> str:
-        """How many are reduced."""
-        return self.plan.reduced_dims[0].extent if len(self.plan.reduced_dims) == 1 else "rows"
-
-    def indices(self, dims: Sequence[RowDim], number: str) -> list[str]:
-        """Each dimension's own index, from the number of what they count together."""
-        if len(dims) == 1:
-            return [f"const unsigned {dims[0].index} = {number};"]
-        sizes = [f"static_cast<unsigned>({dim.extent})" for dim in dims]
-        lines = []
-        for place, dim in enumerate(dims):
-            inner = " / ".join(reversed(sizes[place + 1 :]))
-            base = f"{number} / {inner}" if inner else number
-            lines.append(f"const unsigned {dim.index} = {base}" + (f" % {sizes[place]};" if place else ";"))
-        return lines
-
     def counted(self) -> list[str]:
         """The sizes that a call chooses, as f32 and as whole numbers."""
         used = {name for one in self.plan.passes for body in (one.column_body, one.body, one.behind.body)
@@ -175,16 +145,6 @@ class ColumnsSpeller:
             if f"{name}_{word}" in used
         ]
 
-    def strides(self, access: Access, reduced: bool) -> list[str]:
-        """The steps along dimensions that are reduced, or along those that stay."""
-        places = [place for place in access.strided if (place in self.plan.reduced) is reduced]
-        dims = self.plan.row_dims
-        return [f"{self.index(dims[place])} * {stride_name(access, dims, place)}" for place in places]
-
-    def index(self, dim: RowDim) -> str:
-        """One dimension's alone is the row."""
-        return "row" if len(self.plan.reduced_dims) == 1 and dim in self.plan.reduced_dims else dim.index
-
     def pointers(self) -> list[str]:
         """Where each tensor's part of the dimensions that stay begins."""
         lines = []
@@ -194,12 +154,6 @@ class ColumnsSpeller:
                 ctype = self.words.ctype(access.dtype)
                 lines.append(f"{const}{ctype}* const {access.name}_first = {access.name}_ptr + {' + '.join(steps)};")
         return lines
-
-    def pointer(self, access: Access) -> str:
-        return f"{access.name}_first" if self.strides(access, False) else f"{access.name}_ptr"
-
-    def address(self, access: Access, col: str = "col") -> str:
-        return " + ".join([self.pointer(access), *self.strides(access, True), *([col] if access.by_column else [])])
 
     def from_pointer(self, load: Load) -> str:
         text = self.words.to_value(load.access.dtype, f"*{self.pointer(load.access)}")
@@ -235,14 +189,6 @@ class ColumnsSpeller:
         start, vector = self.words.noted(reducer.start), self.tile.vector
         zeros = "" if start in ("0.0f", "0u") else ", ".join([start] * vector)
         return f"{reducer.ctype} {r.part}[{vector}] = {{{zeros}}};"
-
-    def vec(self, access: Access) -> str:
-        return f"Vec<{self.words.ctype(access.dtype)}, {access.vector}>"
-
-    def load_text(self, access: Access) -> str:
-        name = "load" if access.mode == "vector" else "load_each"
-        self.words.functions.add(name)
-        return f"{name}<{access.vector}>({self.address(access)})"
 
     def vector_load(self, load: Load) -> str:
         return f"const {self.vec(load.access)} {load.access.name}_vec = {self.load_text(load.access)};"
@@ -297,12 +243,6 @@ class ColumnsSpeller:
         lines += each_line(row, "u", self.tile.turn)
         return [*lines, *(f"{r.part}[j] += {r.results[0]}_turn;" for r in sums)]
 
-    def dtype_of(self, name: str) -> Any:
-        return next(r.dtype for r in self.plan.reductions if name in r.results)
-
-    def value(self, load: Load, text: str) -> str:
-        return self.words.define(load.value, load.dtype, self.words.to_value(load.access.dtype, text))
-
     def update(self, r: Reduction, part: str, several: bool) -> str:
         """What a row behind the last one has is not counted: by a choice and not a branch, into which a compiler would
         put off the load."""
@@ -319,14 +259,6 @@ class ColumnsSpeller:
         function = "larger" if r.kind == "max" else "smaller"
         self.words.functions.add(function)
         return function
-
-    def store_text(self, store: Store) -> str:
-        access = store.access
-        name = "store" if access.mode == "vector" else "store_each"
-        if name == "store" and access.vector * access.dtype.bytes > VECTOR_BYTES:
-            name = "store_words"
-        self.words.functions.add(name)
-        return f"{name}<{access.vector}>({self.address(access)}, {access.name}_vec[u]);"
 
     # ---- behind a pass
 

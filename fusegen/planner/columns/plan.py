@@ -109,7 +109,8 @@ class ColumnPass:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnsPlan(Plan):
-    """A kernel that reduces columns, or makes running sums of them. Of `row_dims`, `reduced` are reduced, by their place; the others stay."""
+    """A kernel that reduces columns, or makes running sums of them. Of `row_dims`, `reduced` are reduced, or run along,
+    by their place; the others stay."""
 
     tile: ColumnTile
     reduced: tuple[int, ...]

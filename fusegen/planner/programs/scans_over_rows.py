@@ -9,10 +9,11 @@ rows may.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from fusegen.language.graph import Graph, Kind, Node, once_per_graph
+from fusegen.language.graph import Graph, Node, once_per_graph
 from fusegen.language.one_kernel import obstacle
 from fusegen.language.ordering import with_nodes
 from fusegen.language.scans import SCANS, ScanWay
@@ -22,13 +23,12 @@ from fusegen.planner.programs.lowering import step_for
 from fusegen.planner.programs.steps import Lowered, NotOneStep
 
 
-def step_over_rows(graph: Graph) -> Lowered | None:
-    """The step whose running sums are over axes of rows; None where there is no such step."""
+def over_rows(graph: Graph) -> Iterator[Lowered]:
+    """The step whose running sums are over axes of rows, where there is one."""
     over = scans_over_rows(graph)
     with suppress(NotOneStep):
         if over is not graph and obstacle((found := step_for(over)).graph) is None:
-            return found
-    return None
+            yield found
 
 
 @once_per_graph

@@ -57,7 +57,7 @@ from fusegen.planner.programs.model import Cut, ProgramPlan, Stored, one_after_a
 from fusegen.planner.programs.parts import again, interleaved, layout_of, parts_of, within
 from fusegen.planner.programs.product_parts import grouped
 from fusegen.planner.programs.rounded_factors import rounded_factors
-from fusegen.planner.programs.scans_over_rows import step_over_rows
+from fusegen.planner.programs.scans_over_rows import over_rows
 from fusegen.planner.programs.steps import Lowered, NotOneStep, step_of, whole
 from fusegen.targets.base import Target
 
@@ -439,15 +439,12 @@ class Search:
     def plan_one(self, makes: tuple[Made, ...], state: State) -> Kernel:
         part = cutting.piece(self.graph, makes, {node: self.stored[node] for node in state})
         least = self.least_us(part.graph) + STUCK_US
-        columns = self.over_rows(part.graph, makes)
+        columns = self.by_columns(part.graph, makes)
         try:
             step = step_for(part.graph)
         except NotOneStep as error:
-            if columns is not None:
-                return columns
-            return Kernel(makes, least, reason=str(error), cut=part.origins.get(error.node))
-        ways = (way for way in (self.by_parts(step, makes), columns) if way is not None)
-        two = min(ways, key=lambda way: way.time_us, default=None)
+            return columns or Kernel(makes, least, reason=str(error), cut=part.origins.get(error.node))
+        two = min(filter(None, (self.by_parts(step, makes), columns)), key=lambda way: way.time_us, default=None)
         try:
             plans = (with_plan(step, self.target, self.plan_of),)
             if two is not None and (two.time_us < plans[0][1].cost.time_us or (self.dealt and two.deals)):
@@ -488,11 +485,10 @@ class Search:
         between = tuple(itertools.chain.from_iterable(kernel.between for kernel in kernels))
         return Kernel(makes, self.taking(plans), plans, between=between)
 
-    def over_rows(self, graph: Graph, makes: tuple[Made, ...]) -> Kernel | None:
+    def by_columns(self, graph: Graph, makes: tuple[Made, ...]) -> Kernel | None:
         """Running sums along an axis that is not the last one by columns."""
-        step = step_over_rows(graph)
         with suppress(NoPlan):
-            plans = ((step, self.plan_of(step)),) if step else ()
+            plans = tuple((step, self.plan_of(step)) for step in over_rows(graph))
             return Kernel(makes, self.taking(plans), plans) if plans else None
         return None
 
