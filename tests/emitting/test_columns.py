@@ -71,6 +71,12 @@ def batchnorm(x: f32[M, N], gain: f32[N]) -> tuple[f32[M, N], f32[1, N]]:
 
 
 @chain(M=64, N=64)
+def widened(x: f16[M, N]) -> tuple[f32[M, N], f32[1, N]]:
+    """Eight f32 a thread are stored together."""
+    return x * 2, F.sum(x, over=M)
+
+
+@chain(M=64, N=64)
 def logs(x: f32[M, N]) -> tuple[f32[1, N], f32[1, N], f32[1, N]]:
     return F.logsumexp(x, over=M), F.norm(x, over=M), F.std(x, over=M)
 
@@ -119,6 +125,8 @@ def expected(name: str, *given: Array) -> list[Array]:
         centered = x - mean_of(x)
         var = mean_of(centered**2)
         return [centered / np.sqrt(var + 1e-3) * given[1], var]
+    if name == "widened":
+        return [x * 2, x.sum(0)[None]]
     if name == "logs":
         centered = x - mean_of(x)
         return [np.log(np.exp(x).sum(0))[None], np.sqrt((x**2).sum(0))[None], np.sqrt(mean_of(centered**2))]
@@ -133,7 +141,8 @@ def expected(name: str, *given: Array) -> list[Array]:
 
 
 CHAINS = {
-    c.name: c for c in (sums, extremes, integers, masks, gradients, batchnorm, logs, middle, outer, both, numbered)
+    c.name: c
+    for c in (sums, extremes, integers, masks, gradients, batchnorm, widened, logs, middle, outer, both, numbered)
 }
 
 

@@ -75,7 +75,8 @@ class ColumnsFrame:
     def store_text(self, store: Store) -> str:
         access = store.access
         name = "store" if access.mode == "vector" else "store_each"
-        if name == "store" and access.vector * access.dtype.bytes > VECTOR_BYTES:
+        wide = access.vector * access.dtype.bytes > VECTOR_BYTES
+        if name == "store" and wide and self.plan.target.async_copies:
             name = "store_words"
         self.words.functions.add(name)
         return f"{name}<{access.vector}>({self.address(access)}, {access.name}_vec[u]);"

@@ -5,6 +5,9 @@ before each of them in the warp's rows, and each thread adds what the groups of 
 turn and in all turns before. What the groups make is in shared memory, in halves that are written by turns: so who
 writes a half has waited, in the turn between, for those who read it. The next turn's rows are asked for before this
 turn's are used.
+
+Where the blocks of a cluster share a turn's rows, each of them tells all of them what its own rows make, and adds what
+the blocks before it have told.
 """
 
 from __future__ import annotations
@@ -25,14 +28,18 @@ class RunningSums:
         self.words, self.tile, self.rows = frame.words, frame.tile, frame.rows
         self.warp = frame.plan.target.warp
         self.neighbours, self.groups = self.tile.rows_of_warp(self.warp), self.tile.groups(self.warp)
-        own = f"own * {self.tile.turn} + u" if self.tile.turn > 1 else "own"
-        self.here = f"turn + {own}"
+        self.cluster = self.tile.cluster
+        own = f"(rank * {self.tile.rows} + own)" if self.cluster > 1 and self.tile.turn > 1 else "own"
+        own = f"rank * {self.tile.rows} + own" if self.cluster > 1 and self.tile.turn == 1 else own
+        self.own = f"{own} * {self.tile.turn} + u" if self.tile.turn > 1 else own  # a row of the thread's in a turn
+        self.here = f"turn + {self.own}"
 
     # ---- before the first turn
 
-    def starts(self) -> list[str]:
+    def starts(self, waits: bool) -> list[str]:
+        """`waits`: is this the first pass in which a block of a cluster writes to others?"""
         vector = self.tile.vector
-        lines = []
+        lines: list[str] = []
         for scan in self.one.scans:
             kind, start = self.type_of(scan), start_of(kind_of(scan), scan.dtype)
             starts = "" if kind_of(scan) == "sum" else ", ".join([start] * vector)
@@ -42,17 +49,26 @@ class RunningSums:
                     f"__shared__ __align__(16) {kind} {scan.result}_parts[2][{self.groups}][tile_cols];  "
                     "// of each group, by turns"
                 )
+            if self.cluster > 1:
+                lines.append(
+                    f"__shared__ __align__(16) {kind} {scan.result}_totals[2][{self.cluster}][tile_cols];  "
+                    "// of each block, by turns"
+                )
         if self.neighbours > 1:
             lines.append(f"const int place = threadIdx.x % {self.warp};  // in the warp")
         if self.groups > 1:
             of = f"of the block's rows: {self.neighbours} of a warp" if self.neighbours > 1 else "a row of the block's"
             group = f"threadIdx.x / {self.warp}" if self.neighbours > 1 else "own"
-            lines += [f"const int group = {group};  // {of}", "int half = 0;"]
+            lines.append(f"const int group = {group};  // {of}")
+        if self.groups > 1 or self.cluster > 1:
+            lines.append("int half = 0;")
         turn, ctype = self.tile.turn, self.words.ctype
         lines += [f"{self.frame.vec(load.access)} {load.access.name}_next[{turn}];" for load in self.one.loads]
         lines += [f"{ctype(load.access.dtype)} {load.access.name}_next[{turn}];" for load in self.one.row_loads]
-        if asked := self.asked(self.here.removeprefix("turn + ")):
+        if asked := self.asked(self.own):
             lines += [f"if ({self.rows} > 0) {{", *(f"  {line}" for line in asked), "}"]
+        if waits:
+            lines.append("__cluster_barrier_wait();  // every block of the cluster runs, and may be written to")
         return lines
 
     def asked(self, at: str) -> list[str]:
@@ -78,12 +94,15 @@ class RunningSums:
             taken = [f"{self.now(load)} = {load.access.name}_next[u];" for load in read]
             lines += each_line(taken, "u", turn)
             lines.append(f"if (turn + rows_in_turn < {self.rows}) {{  // the next turn's")
-            lines += [f"  {line}" for line in self.asked(f"turn + rows_in_turn + {self.here.removeprefix('turn + ')}")]
+            lines += [f"  {line}" for line in self.asked(f"turn + rows_in_turn + {self.own}")]
             lines.append("}")
         for scan in one.scans:
             ctype = self.type_of(scan)
             lines.append(f"{ctype} {scan.result}_kept[{turn}][{vector}];  // of the thread's own rows")
             lines.append(f"{ctype} {scan.result}_before[{vector}];  // first what all of these make")
+            if self.cluster > 1:
+                starts = ", ".join([start_of(kind_of(scan), scan.dtype)] * vector) if kind_of(scan) == "prod" else ""
+                lines.append(f"{ctype} {scan.result}_made[{vector}] = {{{starts}}};  // of the block's rows")
         lines += self.each_column(self.own_rows())
         for scan in one.scans:
             lines += self.each_column(self.through_lanes(scan) if self.neighbours > 1 else self.to_shared(scan))
@@ -91,6 +110,9 @@ class RunningSums:
             lines.append(self.words.spelling.barrier)
             body = each_line([line for scan in one.scans for line in self.through_groups(scan)], "j", vector)
             lines += each_line(body, "g", self.groups)
+        if self.cluster > 1:
+            lines += self.through_cluster()
+        if self.groups > 1 or self.cluster > 1:
             lines.append("half ^= 1;")
         lines += [f"{self.frame.vec(store.access)} {store.access.name}_vec[{turn}];" for store in one.stores]
         lines += self.each_column(self.results())
@@ -149,19 +171,44 @@ class RunningSums:
             lines = [f"{name}_parts[half][group][from + j] = {name}_before[j];",
                      f"{name}_before[j] = {start_of(kind, scan.dtype)};"]  # fmt: skip
         else:
-            more = combined(kind, scan.dtype, f"{name}_so_far[j]", f"{name}_before[j]")
+            total = self.total(scan)
+            more = combined(kind, scan.dtype, total, f"{name}_before[j]")
             lines = [f"const {self.type_of(scan)} to_here = {more};",
-                     f"{name}_before[j] = {name}_so_far[j];", f"{name}_so_far[j] = to_here;"]  # fmt: skip
+                     f"{name}_before[j] = {total};", f"{total} = to_here;"]  # fmt: skip
         return lines
 
     def through_groups(self, scan: Scan) -> list[str]:
-        kind, name = kind_of(scan), scan.result
-        so_far, before = f"{name}_so_far[j]", f"{name}_before[j]"
-        part = f"{name}_parts[half][g][from + j]"
+        part = f"{scan.result}_parts[half][g][from + j]"
+        return self.through("g == group", self.total(scan), part, scan)
+
+    def total(self, scan: Scan) -> str:
+        """Where the parts of a block's groups are brought together: behind all turns before, but where other blocks of
+        the turn come between."""
+        return f"{scan.result}_{'made' if self.cluster > 1 else 'so_far'}[j]"
+
+    def through(self, own: str, total: str, part: str, scan: Scan) -> list[str]:
+        """One part of many, in their order: it is behind what comes before a thread's own rows, and then of it."""
+        kind, before = kind_of(scan), f"{scan.result}_before[j]"
         return [
-            f"if (g == group) {before} = {combined(kind, scan.dtype, so_far, before)};",
-            f"{so_far} = {combined(kind, scan.dtype, so_far, part)};",
+            f"if ({own}) {before} = {combined(kind, scan.dtype, total, before)};",
+            f"{total} = {combined(kind, scan.dtype, total, part)};",
         ]
+
+    def through_cluster(self) -> list[str]:
+        """Each block's part of the turn goes to all of them."""
+        told: list[str] = []
+        taken: list[str] = []
+        for scan in self.one.scans:
+            totals = f"{scan.result}_totals[half]"
+            far = f"static_cast<{self.type_of(scan)}*>(__cluster_map_shared_rank({totals}[rank], b))"
+            told.append(f"{far}[from + j] = {scan.result}_made[j];")
+            taken += self.through("b == rank", f"{scan.result}_so_far[j]", f"{totals}[b][from + j]", scan)
+        vector, cluster = self.tile.vector, self.cluster
+        tells = each_line(each_line(told, "j", vector), "b", cluster)
+        if self.tile.rows > 1:
+            tells = ["if (own == 0) {", *(f"  {line}" for line in tells), "}"]
+        barrier = ["__cluster_barrier_arrive();  // all blocks have told theirs", "__cluster_barrier_wait();"]
+        return [*tells, *barrier, *each_line(each_line(taken, "j", vector), "b", cluster)]
 
     def results(self) -> list[str]:
         """What is made of column j of each row and its running sums."""

@@ -170,10 +170,11 @@ class ColumnsSpeller(ColumnsFrame):
         running = RunningSums(self, one) if one.scans else None
         first = "rank * tile_rows + own" if self.tile.cluster > 1 else "own"
         last = number == len(self.plan.passes) - 1
-        starts = bool(one.reductions) and not any(other.reductions for other in self.plan.passes[:number])
+        before = self.plan.passes[:number]
+        starts = self.plan.cluster > 1 and not any(other.reductions or other.scans for other in before)
         return SpelledPass(
             parts=[self.part(r) for r in one.reductions],
-            vectors=[*map(self.vector_load, one.column_loads), *(running.starts() if running else ())],
+            vectors=[*map(self.vector_load, one.column_loads), *(running.starts(starts) if running else ())],
             walk=f"for (long long turn = {'0' if running else first}; turn < {self.rows}; turn += rows_in_turn)",
             turn=running.turn() if running else self.turn(one),
             gathered=[self.gathered(r) for r in one.reductions],
@@ -181,7 +182,7 @@ class ColumnsSpeller(ColumnsFrame):
             body=self.behind(one.behind),
             writes=self.writes(one.behind.stores),
             keeps=[f"{name}_kept[c] = {name};" for name in one.keeps] if not last else [],
-            starts=starts and self.plan.cluster > 1,
+            starts=starts and bool(one.reductions),
         )
 
     def part(self, r: Reduction) -> str:

@@ -131,21 +131,23 @@ class Demands:
 
 def registers_of_pass(one: ColumnPass, vector: int) -> tuple[float, float]:
     """Of a thread: what the loads of a row in flight wait in, and its sums, vectors and addresses. A pass with running
-    sums holds those of each row, and both this turn's rows and the next one's."""
+    sums holds those of each row, and the next turn's rows; this turn's too where they are used behind the sums."""
     waiting = len(one.row_loads) + sum(max(1.0, vector * w.access.dtype.bytes / WORD_BYTES) for w in one.loads)
-    waiting += sum(max(1.0, vector * way.access.dtype.bytes / WORD_BYTES) for way in one.stores)
-    beside = sum(vector * load.access.dtype.bytes / WORD_BYTES for load in one.column_loads)
     if one.scans:
-        waiting += len(one.row_loads) + sum(max(1.0, vector * w.access.dtype.bytes / WORD_BYTES) for w in one.loads)
-        waiting += vector * len(one.scans)
-        beside += 2 * vector * len(one.scans)
+        waiting *= 2.0 if one.running_body else 1.5
+    if one.running_body or not one.scans:
+        waiting += sum(max(1.0, vector * way.access.dtype.bytes / WORD_BYTES) for way in one.stores)
+    beside = sum(vector * load.access.dtype.bytes / WORD_BYTES for load in one.column_loads)
+    waiting += vector * len(one.scans)
+    beside += 4 * vector * len(one.scans)
     return waiting, beside + vector * len(one.reductions) + 4 * (len(one.loads) + len(one.row_loads))
 
 
 def registers_of(tile: ColumnTile, demands: Demands) -> int:
     """Of a thread, in the pass that needs most."""
     most = max((tile.turn * row + beside for row, beside in demands.registers), default=0.0)
-    return math.ceil(FRAME_REGISTERS + most)
+    told = 2 * tile.vector * demands.running if tile.cluster > 1 else 0
+    return math.ceil(FRAME_REGISTERS + most + told)
 
 
 def column_cost(
@@ -167,7 +169,8 @@ def column_cost(
     rate = min(rate, busy * SM_GBS * 1e3, in_flight / LOAD_US if in_flight else rate)
     memory_us = moved.moved / rate * (CLUSTERED_FACTOR if tile.cluster > 1 else 1.0)
     groups = tile.groups(target.warp)
-    exchange = LANE_SLOTS * math.log2(tile.rows_of_warp(target.warp)) + (GROUP_SLOTS * groups if groups > 1 else 0.0)
+    parts = (groups if groups > 1 else 0) + (tile.cluster if tile.cluster > 1 else 0)
+    exchange = LANE_SLOTS * math.log2(tile.rows_of_warp(target.warp)) + GROUP_SLOTS * parts
     demands = replace(demands, element=demands.element + demands.running * exchange / tile.turn)
     elements = graph.rows * col_tiles * tile.cols
     per_us = target.fp32_tflops * 1e6 / 2 * min(1.0, blocks / target.sms)
@@ -181,6 +184,7 @@ def column_cost(
     alone_us += demands.running * BARRIER_US * turns if groups > 1 else 0.0
     if tile.cluster > 1:
         alone_us += GATHERING_US * math.log2(tile.cluster) + CLUSTER_US * demands.reducing
+        alone_us += CLUSTER_US * turns * bool(demands.running)
     waiting_us = max(1.0, blocks / sms / resident) * alone_us
     return Cost(
         traffic=moved,

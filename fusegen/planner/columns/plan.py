@@ -63,9 +63,12 @@ class ColumnTile:
 
     def running_depth(self, rows: int, warp: int) -> int:
         """Additions that a term of a running sum passes at most: of its thread's rows, through the lanes of its warp,
-        one for each group of each turn, and two that bring these together."""
+        one for each group of each turn, and two that bring these together; in a cluster one for each group of a turn,
+        and one for each block of each turn."""
         lanes = math.ceil(math.log2(self.rows_of_warp(warp)))
-        return self.turn + lanes + self.groups(warp) * math.ceil(rows / self.rows_in_turn) + 2
+        turns, groups = math.ceil(rows / self.rows_in_turn), self.groups(warp)
+        parts = groups * turns if self.cluster == 1 else groups + 1 + self.cluster * turns
+        return self.turn + lanes + parts + 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,10 +204,11 @@ def own_cols(tile: ColumnTile, passes: tuple[ColumnPass, ...]) -> int:
 
 def shared_bytes(tile: ColumnTile, passes: tuple[ColumnPass, ...], warp: int) -> int:
     """Of the parts of a block's rows, one reduction at a time; of a cluster's parts; of what later passes take; and of
-    the groups' parts of running sums, in turns of both halves."""
+    the parts of running sums, of groups and of a cluster's blocks, in turns of both halves."""
     reductions = sum(len(one.reductions) for one in passes)
     parts = tile.rows * tile.cols if reductions else 0
     sums = reductions * tile.cluster * own_cols(tile, passes)
     groups = tile.groups(warp) if tile.groups(warp) > 1 else 0
-    running = 2 * groups * tile.cols * sum(len(one.scans) for one in passes)
+    blocks = tile.cluster if tile.cluster > 1 else 0
+    running = 2 * (groups + blocks) * tile.cols * sum(len(one.scans) for one in passes)
     return 4 * (parts + sums + running + sum(len(one.keeps) for one in passes) * tile.cols)
