@@ -329,7 +329,9 @@ def compile_program(
             steps.append(replace(step, plan=kernel.plan, joined="", share=0))
     made = Program(replace(program, steps=tuple(steps)), kernels, device)
     made.again = partial(compile, program.graph, program.target, on=on, validate=validate, tuned=tuned)
-    if len(ways_over_axes(program.graph)) > 1 and not program.graph.batch_invariant:  # which has one order of sums
+    by_rows = any(node.over for step in program.steps for node in step.graph.scans)  # whose columns lie side by side
+    by_rows = by_rows or len(ways_over_axes(program.graph)) > 1
+    if by_rows and not program.graph.batch_invariant:  # which has one order of sums
         apart = replace(program.graph, axes_apart=True)
         made.compile_by_axes = partial(compile, apart, program.target, on=on, validate=validate, tuned=tuned)
     if program.graph.batch_invariant:

@@ -21,7 +21,7 @@ from functools import cached_property
 from itertools import starmap
 from typing import Any
 
-from fusegen.errors import ArgumentError, KernelError, SpecError
+from fusegen.errors import ArgumentError, KernelError, NoPlan, SpecError
 from fusegen.language.types import Shape, size_of, u8
 from fusegen.planner.programs.model import ALIGNMENT, Arena, Binding, ProgramPlan, Step
 from fusegen.planner.programs.over_operands import overwritable, overwritten_by
@@ -282,14 +282,18 @@ class Program(Called):
 
     def otherwise(self, views: Mapping[str, ArrayView]) -> Program | None:
         """The program that takes axes apart: other sizes of those that are reduced, and any strides along them. None
-        where this one does so itself. Raises ArgumentError where the arrays are wrong for both."""
+        where this one does so itself, or nothing does. Raises ArgumentError where the arrays are wrong for both."""
         if self.compile_by_axes is None:
             return None
         arguments.measure_dims(self.op_graph, self.compiled if self.one_length else {}, views)
         arguments.check_dtypes(self.op_graph, views)
         with self.lock:
             if self.by_axes is None:
-                made = self.compile_by_axes()
+                try:
+                    made = self.compile_by_axes()
+                except NoPlan:
+                    self.compile_by_axes = None
+                    return None
                 assert isinstance(made, Program)  # no kernel reduces rows, and axes of rows
                 self.by_axes = made
             return self.by_axes

@@ -12,6 +12,7 @@ import pytest
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
+from fusegen.errors import ArgumentError
 from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.pipeline import compile as compile_chain
@@ -25,6 +26,7 @@ from fusegen.planner.programs.search import cheapest
 from fusegen.planner.programs.steps import step_of
 from fusegen.runtime import Kernel, finding
 from fusegen.runtime.cache import compiled
+from fusegen.runtime.program import Program
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation import validate
 
@@ -98,7 +100,7 @@ def programs(spec: Chain, target: Target, every: bool = True) -> Iterator[Progra
 
 def operands(spec: Chain) -> list[Array]:
     rng = np.random.default_rng(len(spec.name))
-    found = []
+    found: list[Array] = []
     for tensor in spec.graph.inputs:
         shape = [spec.graph.sizes.get(str(size), size) for size in tensor.shape]
         if tensor.dtype is i32:
@@ -194,6 +196,20 @@ def test_an_axis_of_any_length_is_planned() -> None:
     (step,) = cheapest(spec.graph, H200).steps
     assert isinstance(step.plan, ColumnsPlan)
     assert step.plan.tile.cluster > 1
+
+
+def test_arrays_whose_columns_lie_apart_go_by_rows() -> None:
+    """Which a program for them takes, of the length that was compiled, where a block holds it."""
+    kernel = compile_chain(plain.at(B=8, S=1024, H=1024), H200, on="emulator", validate=False)
+    assert isinstance(kernel, Program)
+    assert isinstance(kernel.plan.steps[0].plan, ColumnsPlan)
+    x = np.random.default_rng(0).standard_normal((1, 1024, 1024)).astype(bf16.numpy)
+    for given in (x, x.swapaxes(1, 2), x[:, :30]):
+        want = np.cumsum(given.astype(np.float64), 1)
+        np.testing.assert_allclose(kernel(given).astype(np.float64), want, rtol=1e-2, atol=0.5)
+    long = compile_chain(plain.at(B=1, S=200000, H=64), H200, on="emulator", validate=False)
+    with pytest.raises(ArgumentError, match="x has a stride of 200 elements along its last axis"):
+        long(np.zeros((1, 64, 200), bf16.numpy).swapaxes(1, 2))
 
 
 @chain(S=40, H=24)

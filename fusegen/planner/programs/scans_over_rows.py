@@ -34,8 +34,8 @@ def over_rows(graph: Graph) -> Iterator[Lowered]:
 @once_per_graph
 def scans_over_rows(graph: Graph) -> Graph:
     """The graph whose running sums are over axes of rows; the graph as it is where it has none, or some that are not
-    seen along another axis alone."""
-    axes = {node: axis_seen(graph, node) for node in graph.scans}
+    seen along another axis alone, or for arrays whose columns do not lie side by side (`axes_apart`)."""
+    axes = {} if graph.axes_apart else {node: axis_seen(graph, node) for node in graph.scans}
     if not axes or None in axes.values():
         return graph
     made_of: dict[Node, Node] = {}
