@@ -90,8 +90,7 @@ class Graph:
     shown: Mapping[str, str] = field(default_factory=dict)  # of tensors that are views: `x[..., :D // 2]`, for people
     rounding: Literal["fused", "eager"] = "fused"  # eager: its nodes round behind each operator (`language.eager`)
     batch_invariant: bool = False  # one order of sums for every number of rows (`planner.invariant`)
-    axes_apart: bool = False  # axes that are reduced together are no row (`planner.programs.axes_as_rows`), and running
-    # sums along other axes than the last are not of columns (`planner.programs.scans_over_rows`)
+    axes_apart: bool = False  # axes are taken one by one (`planner.programs.axes_as_rows`, `.scans_over_rows`)
 
     def __repr__(self) -> str:
         return f"<Graph {self.name} {self.signature} at {self.sizes_text()}>"

@@ -35,6 +35,13 @@ def widened_factors(graph: Graph) -> frozenset[Node]:
     return frozenset(factor for factor in rights if widens_codes(graph, factor))
 
 
+def to_begin_with(graph: Graph) -> Iterator[frozenset[Node]]:
+    """What may well be in memory together: all joins that are repeated, and what is around products."""
+    if joins := frozenset(n for n in candidates(graph) if n.op.kind is Kind.JOIN):
+        yield joins
+    yield from around_products(graph)
+
+
 def around_products(graph: Graph) -> Iterator[frozenset[Node]]:
     """All that is computed before the first products and used by them or behind them: quantized rows and their scales,
     say. The same of products that take what others give, behind the chain's casts, say. First as it is computed, which
@@ -79,7 +86,7 @@ def lying(factor: Node) -> Node:
 @once_per_graph
 def candidates(graph: Graph) -> tuple[Node, ...]:
     """The values worth writing to memory, in order: products, computed factors, what is reduced or chosen from and what
-    comes of it, casts, and what several steps read."""
+    comes of it, casts, what several steps read, and joins that these repeat."""
     wanted: set[Node] = set()
     for node in graph.nodes:
         if node.op.kind is Kind.PRODUCT:
@@ -94,7 +101,24 @@ def candidates(graph: Graph) -> tuple[Node, ...]:
         if len(graph.users[node]) > 1 or node in graph.names:
             wanted.add(node)
     arrays = made_of_arrays(graph)
-    return tuple(n for n in graph.nodes if n in wanted and n in arrays and n.shape and n.op.kind in WORTH_STORING)
+    joins = {n for n in wanted if is_repeated(n, graph)}
+    return tuple(
+        n for n in graph.nodes if n in wanted and n in arrays and n.shape and (n.op.kind in WORTH_STORING or n in joins)
+    )
+
+
+def is_repeated(node: Node, graph: Graph) -> bool:
+    """Is a join repeated along other axes by all who read it, as cosines of sections are by heads? It is little then
+    beside what they write, and in memory its rows are read in vectors."""
+    sizes = [size for size in node.shape if size != 1]
+    users = graph.users.get(node, ())
+    return (
+        node.op.kind is Kind.JOIN
+        and bool(users)
+        and all(
+            user.op.kind is Kind.MAP and len([size for size in user.shape if size != 1]) > len(sizes) for user in users
+        )
+    )
 
 
 def made_of_arrays(graph: Graph) -> frozenset[Node]:

@@ -187,15 +187,15 @@ class Search:
         return min(whole, key=lambda found: found.time_us, default=None)
 
     def may_undercut(self, one: Found) -> bool:
-        """Several kernels instead of one: where a factor is computed, where tiles have to hold whole groups, or where a
-        row has channels, and is as long as they make it. Not of a softmax between products, whose scores no cut leaves
-        out of memory."""
+        """Several kernels instead of one: where a factor is computed, where tiles have to hold whole groups, where rows
+        have channels, and are as long as they make them, or where joins are repeated. Not of a softmax between
+        products, whose scores no cut leaves out of memory."""
         plans = [plan for kernel in one.kernels for _, plan in kernel.plans]
         if any(isinstance(plan, AttentionPlan) and plan.softmaxed for plan in plans):
             return False
         computed = any(not plain(factor) for product in self.graph.products for factor in product.inputs)
         channels = any(own.graph.repeated for kernel in one.kernels for own, _ in kernel.plans)
-        return computed or channels or groups_of_products(self.graph)
+        return computed or channels or groups_of_products(self.graph) or any(n.op.kind is Kind.JOIN for n in self.usual)
 
     def run(self, below_us: float = math.inf, most_states: int = MOST_STATES, views: bool = False) -> Found | None:
         """The cheapest state whose kernels can all be planned; None where there is none below that time.
@@ -295,7 +295,7 @@ class Search:
 
     def seeds(self) -> Iterator[State]:
         """States to look at before any cut is found: none where not all of one can be in memory."""
-        yield from filter(self.stored.keys().__ge__, cutting.around_products(self.graph))
+        yield from filter(self.stored.keys().__ge__, cutting.to_begin_with(self.graph))
         yield cutting.widened_factors(self.graph).intersection(self.stored)
 
     def beside(self, state: State) -> Iterator[State]:

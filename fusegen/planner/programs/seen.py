@@ -14,6 +14,7 @@ from fusegen.language.sizes import Expr, Shape, Size, broadcast, size_of, withou
 from fusegen.language.trace import OPS
 from fusegen.language.types import i32
 from fusegen.language.views import View, made
+from fusegen.planner.programs.rows_in_parts import stretch
 from fusegen.planner.programs.steps import NotOneStep
 
 
@@ -114,9 +115,18 @@ def parts_in(
         kinds = (Kind.JOIN, Kind.MAP), (Kind.VIEW,)
         found = next((a for wanted in kinds for a in same if a.op.kind in wanted), None)
         if found is None:
-            return None
+            return parts_of_repeated(node, hoisted, anchored) if shown.is_identity else None
         node = found
     return parts_through(shown, node, sizes) if node.op.kind is Kind.JOIN else None
+
+
+def parts_of_repeated(node: Node, hoisted: Callable[[Node], Node], anchored: set[Node]) -> tuple[View, ...] | None:
+    """Of a value that is made of columns side by side which other axes repeat, as cosines are by heads: those columns
+    of it."""
+    for join in (hoisted(a) for a in node.inputs if a in anchored and a.shape[-1:] == node.shape[-1:]):
+        if join.op.kind is Kind.JOIN and all(part == stretch(join.shape, part) for part in join.parts):
+            return tuple(stretch(node.shape, part) for part in join.parts)
+    return None
 
 
 def parts_through(shown: View, join: Node, sizes: Mapping[str, int]) -> tuple[View, ...] | None:
