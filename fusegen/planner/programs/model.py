@@ -326,3 +326,12 @@ def untold(graph: Graph, fixed: frozenset[str]) -> frozenset[str]:
         if len(unknown) == 1 and solved(size, unknown[0], 1) is not None:
             told.add(unknown[0])
     return fixed | {dim.name for size in axes for dim in dims_in(size)} - told
+
+
+def first_reason(refusal: str, graph: Graph) -> str:
+    """The reason in a NoPlan's text: behind the first line, which says that there is no plan, and the rule's name.
+    Places in the file of the graph's spec by their lines alone: a plan is the same wherever the file lies."""
+    lines = [line.strip() for line in refusal.splitlines()]
+    reasons = [line for line in lines[1:] if not line.startswith(("`", "write it as"))]
+    reason = reasons[0].partition(": ")[2] if reasons else lines[0]
+    return reason.replace(f"{graph.where.file}:", "line ")

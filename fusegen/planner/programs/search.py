@@ -53,7 +53,7 @@ from fusegen.planner.programs.joining import joined, weighed_us
 from fusegen.planner.programs.kept import Outcome, remembered
 from fusegen.planner.programs.key_parts import keys_parted
 from fusegen.planner.programs.lowering import step_for
-from fusegen.planner.programs.model import Cut, ProgramPlan, Stored, one_after_another
+from fusegen.planner.programs.model import Cut, ProgramPlan, Stored, first_reason, one_after_another
 from fusegen.planner.programs.parts import again, interleaved, layout_of, parts_of, within
 from fusegen.planner.programs.product_parts import grouped
 from fusegen.planner.programs.rounded_factors import rounded_factors
@@ -587,23 +587,12 @@ class Search:
         stuck = next((kernel for kernel in found.kernels if not kernel.plans), None)
         if stuck is None:
             return Cut(names, count, found.time_us)
-        return Cut(names, count, None, self.in_lines(first_reason(stuck.reason)))
-
-    def in_lines(self, text: str) -> str:
-        """Places in the spec's file by their lines alone: a plan is the same wherever the file lies."""
-        return text.replace(f"{self.graph.where.file}:", "line ")
+        return Cut(names, count, None, first_reason(stuck.reason, self.graph))
 
     def why(self, node: Node, found: Found) -> str:
         """Why a value is in memory: what the kernels on both sides of it would be as one."""
         without = self.look(found.state - {node})
         stuck = [kernel for kernel in without.kernels if not kernel.plans]
         if stuck:
-            return self.in_lines(first_reason(stuck[0].reason))
+            return first_reason(stuck[0].reason, self.graph)
         return f"without it the kernels would take {without.time_us:.1f} us, and take {found.time_us:.1f} us"
-
-
-def first_reason(refusal: str) -> str:
-    """The reason in a NoPlan's text: behind the first line, which says that there is no plan, and the rule's name."""
-    lines = [line.strip() for line in refusal.splitlines()]
-    reasons = [line for line in lines[1:] if not line.startswith(("`", "write it as"))]
-    return reasons[0].partition(": ")[2] if reasons else lines[0]
