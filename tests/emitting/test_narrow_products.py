@@ -582,7 +582,7 @@ def test_scales_stay_until_they_are_read(broken: bool) -> None:
         with pytest.raises(KernelFault, match="race"):
             kernel(*operands)
     else:
-        assert beyond(np.asarray(kernel(*operands)), plan, operands)[0] == 0
+        assert beyond(np.asarray(kernel(*operands)), plan, tuple(operands))[0] == 0
 
 
 def of_blocks(spec: Chain, gpu: Target) -> GemmPlan:
