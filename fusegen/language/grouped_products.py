@@ -1,4 +1,8 @@
-"""Grouped products: each group of rows times a matrix of its own, as the experts of a mixture take their tokens."""
+"""Grouped products: each group of rows times a matrix of its own, as the experts of a mixture take their tokens.
+
+No dim is declared to be ragged. Which rows belong together is an operand of the product, or is computed: so the same
+rows may be in other groups for another product, and what is before and behind it knows nothing of groups.
+"""
 
 from __future__ import annotations
 
