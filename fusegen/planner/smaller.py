@@ -1,15 +1,22 @@
 """A plan of large products at a smaller width and K, of fewer groups or keys, to be judged in its place.
 
 A reference in float64, or the emulator, takes minutes for what a GPU does at once. What a kernel's text could have
-wrong shows at other sizes as well, if it is by the same rule, in the same configuration, and what is left of the last
-tile is as much: sizes shrink to some whole tiles and that rest. What is left beyond multiples of 256 stays, and with it
-what is left beyond whole tiles, but for tiles whose width does not divide 256, such as 96 or 192. The number of rows
-stays free.
+wrong shows at other sizes as well, if the text is the same but for numbers. So the small plan is by the same rule, in
+the same configuration, and
+
+- widths and K shrink to some whole tiles and what was left of the last one;
+- K fills the ring of slices in shared memory if the whole K does, since loops over slices are unrolled then;
+- of many groups as many stay as give a lane several, over which it has a loop;
+- blocks wait for one another where those of the large launch do.
+
+The number of rows stays free.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 
 from fusegen.errors import NoPlan, SpecError
 from fusegen.language.graph import Graph
@@ -17,11 +24,14 @@ from fusegen.language.types import Dim, size_of
 from fusegen.planner import candidates
 from fusegen.planner.attention.parts import AttentionPlan
 from fusegen.planner.model import Plan
+from fusegen.planner.products.parts import ProductPlan
+from fusegen.planner.products.wgmma import WgmmaPlan
 
 TILE = 256  # of columns, or of K: the widest tile; the usual ones' widths, and every slice's k, divide it
 WHOLE_TILES = 2 * TILE  # two of the widest tiles, and more slices than a ring of them has stages
 GROUPS = 8  # of rows; a block reads the ends of so many at a time
-MOST_GROUPED_WEIGHTS = 2**24  # of 16 groups of 1024 x 1024
+MANY_GROUPS = 64  # of more than 32 a lane has several, and experts' logits are a product that wide
+MOST_GROUPED_WEIGHTS = (MANY_GROUPS + GROUPS) * WHOLE_TILES**2
 MOST_OWN_KEYS = 1024  # of attention whose queries are its keys: retention of 4096 tokens took 70 s to be judged
 
 
@@ -36,15 +46,38 @@ def smaller(plan: Plan) -> Plan:
     The plan itself where no plan of its kind holds for one.
     """
     graph = plan.graph.written
-    sizes = {dim.name: shrunk(graph.sizes[dim.name]) for dim in inner_dims(graph)}
+    inner = {dim.name: graph.sizes[dim.name] for dim in inner_dims(graph)}
+    sizes = {name: alike_size(shrunk(size), size, [plan]) for name, size in inner.items()}
     sizes |= {dim.name: fewer(graph.sizes[dim.name]) for dim in group_dims(graph)}
     try:
         found = candidates(graph.at(**sizes), plan.target, plan.layout).need()
     except (NoPlan, SpecError):
         return plan
-    alike = [other for other in found if other.template == plan.template]
-    same = [other for other in alike if other.configuration == plan.configuration]
-    return next(iter([*same, *alike]), plan)
+    like = [other for other in found if other.template == plan.template]
+    same = [other for other in like if other.configuration == plan.configuration]
+    return next((written_as(other, plan) for other in (*same, *like)), plan)
+
+
+def written_as(small: Plan, large: Plan) -> Plan:
+    """The small plan with what the large one's text has because its launch is long."""
+    if not (isinstance(small, WgmmaPlan) and isinstance(large, WgmmaPlan)):
+        return small
+    return replace(small, stepped=large.tiles_in_step)
+
+
+def alike_size(least: int, whole: int, plans: Iterable[Plan]) -> int:
+    """A width or a K of at least so much, with the same rest: columns beyond whole tiles are as many, and slices of K
+    fill these plans' rings if those of the whole K do; the least one where there is none."""
+    products = [plan for plan in plans if isinstance(plan, ProductPlan)]
+    cols = [plan.tile.cols for plan in products if whole in widths(plan.graph)]
+    rings = [(plan, plan.tile.stages) for plan in products if isinstance(plan, WgmmaPlan) and plan.k == whole]
+    filled = [plan.steps % stages == 0 for plan, stages in rings]
+    found = (
+        size for size in range(least, whole, TILE)
+        if all((whole - size) % width == 0 for width in cols)
+        and [plan.steps_of(size) % stages == 0 for plan, stages in rings] == filled
+    )  # fmt: skip
+    return next(found, least)
 
 
 def needs_smaller(plan: Plan) -> bool:
@@ -64,6 +97,11 @@ def inner_dims(graph: Graph) -> set[Dim]:
     return {size for size in sizes if isinstance(size, Dim)}
 
 
+def widths(graph: Graph) -> set[int]:
+    """Of all products."""
+    return {size_of(n.shape[-1], graph.sizes) for n in graph.products}
+
+
 def group_dims(graph: Graph) -> set[Dim]:
     """The dims that count groups of rows."""
     ends = [n.any_ends for n in graph.products if n.any_ends]
@@ -77,4 +115,5 @@ def shrunk(size: int) -> int:
 
 def fewer(groups: int, times: int = 1) -> int:
     """Groups of rows; so many times as few as there may be."""
-    return min(groups, times * GROUPS + groups % GROUPS)
+    least = MANY_GROUPS if groups > MANY_GROUPS // 2 else GROUPS
+    return min(groups, times * least + groups % GROUPS)

@@ -205,7 +205,7 @@ def test_many_large_experts_are_validated_as_few_small_ones() -> None:
     plan = plan_for(SHIPPED["grouped_gemm"], "cuda:h200", any_plan, **LARGE)
     assert needs_smaller(plan)
     small = smaller(plan)
-    assert {name: small.graph.sizes[name] for name in "NKE"} == {"N": 512, "K": 512, "E": 12}
+    assert {name: small.graph.sizes[name] for name in "NKE"} == {"N": 512, "K": 512, "E": 68}
     assert small.configuration == plan.configuration
     assert not needs_smaller(small)
     compiled = fusegen.compile(SHIPPED["grouped_gemm"].at(**LARGE), target="cuda:h200", on="emulator")

@@ -26,6 +26,11 @@ WIDEST = 256  # columns of the tiles whose slices are counted
 MOST_LOOKS = 512  # at how many tiles have begun, some 0.1 ms; then a block waits no more for others, which may lack SMs
 
 
-def tiles_in_step(slices: int) -> int:
-    """After how many tiles blocks wait where each brings so many slices of 128 x 256; 0: they don't."""
-    return TILES if slices >= LEAST_SLICES else 0
+def tiles_in_step(columns: int) -> int:
+    """After how many tiles blocks wait where each brings slices of so many columns in all; 0: they don't."""
+    return TILES if columns // WIDEST >= LEAST_SLICES else 0
+
+
+def said(tiles: int) -> str:
+    """The same, as plans say it."""
+    return f", in step after each {tiles} tiles" if tiles else ""

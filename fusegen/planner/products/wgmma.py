@@ -33,7 +33,7 @@ from typing import Literal
 
 from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Access, Summed
-from fusegen.planner.products.in_step import WIDEST, tiles_in_step
+from fusegen.planner.products.in_step import tiles_in_step
 from fusegen.planner.products.parts import (
     InnerSegments,
     Operand,
@@ -237,6 +237,7 @@ class WgmmaWork(ProductWork):
     """Products on Hopper's tensor cores: what their time depends on."""
 
     tile: WgmmaTile
+    stepped: int | None = None  # `tiles_in_step` of a longer launch, whose text is judged by this plan's
 
     @property
     def line(self) -> int:
@@ -284,8 +285,12 @@ class WgmmaWork(ProductWork):
     @property
     def steps(self) -> int:
         """Slices that one block brings. Those beyond K are zeros, and change no sum of products."""
+        return self.steps_of(self.k)
+
+    def steps_of(self, k: int) -> int:
+        """The same of another K."""
         together = self.tile.slices_a_stage
-        return -(-self.slices // (self.tile.split_k * together)) * together
+        return -(-k // (self.line * self.tile.split_k * together)) * together
 
     @property
     def most_steps(self) -> int:
@@ -306,16 +311,12 @@ class WgmmaWork(ProductWork):
     def tiles_in_step(self) -> int:
         """After how many of its tiles a block waits for all others; 0: none does. In long launches of groups they do,
         as far as measured: of 16 bits that tensor copies bring, without clusters, and on Hopper."""
+        if self.stepped is not None:
+            return self.stepped
         if not self.target.wgmma or not self.segments or self.gathers or self.promote or self.coding:
             return 0
-        tiles = tiles_down(self.graph, self.band) * self.tiles_across
-        slices = tiles // self.target.sms * self.steps
-        return tiles_in_step(slices * self.tile.cols // WIDEST) if self.tile.blocks == 1 else 0
-
-    @property
-    def in_step(self) -> str:
-        """The same, as plans say it."""
-        return f", in step after each {self.tiles_in_step} tiles" if self.tiles_in_step else ""
+        tiles = tiles_down(self.graph, self.band) * self.tiles_across // self.target.sms
+        return tiles_in_step(tiles * self.steps * self.tile.cols) if self.tile.blocks == 1 else 0
 
     @property
     def band(self) -> int:

@@ -47,6 +47,7 @@ from fusegen.planner.products.factors import (
     widest,
 )
 from fusegen.planner.products.gemm_duration import lying
+from fusegen.planner.products.in_step import said
 from fusegen.planner.products.output_groups import (
     Group,
     ProductDraft,
@@ -340,7 +341,7 @@ class WgmmaDraft(ProductDraft):
             layout=self.layout,
             rule=self.rule,
             template=f"{self.rule}.cu.j2",
-            regime=self.regime(tile) + work.in_step,
+            regime=self.regime(tile) + said(work.tiles_in_step),
             cols=graph.cols,
             accesses=tuple(self.access.values()),
             params=self.params(tile),

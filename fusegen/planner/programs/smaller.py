@@ -22,7 +22,7 @@ from fusegen.planner import candidates
 from fusegen.planner.launching import launched
 from fusegen.planner.programs.joining import one_cluster_as, side_by_side
 from fusegen.planner.programs.model import ProgramPlan, Step
-from fusegen.planner.smaller import TILE, WHOLE_TILES, fewer, group_dims, shrunk, weights
+from fusegen.planner.smaller import TILE, WHOLE_TILES, alike_size, fewer, group_dims, shrunk, weights, written_as
 from fusegen.planner.sorting.plan import SlotsPlan
 from fusegen.planner.sorting.rule import with_fewer_slots
 
@@ -47,11 +47,13 @@ def smaller(program: ProgramPlan, always: bool = False) -> ProgramPlan | None:
     many = weights(graph) > MANY_WEIGHTS or (bool(rows) and multiplications(graph) > MOST_PRODUCTS)
     if not many and not always:
         return None
+    plans = [step.plan for step in program.steps]
     few = {dim.name: shrunk(graph.sizes[dim.name]) for dim in rows}
     for shrinking in (width | depth, depth - width):
         first: ProgramPlan | None = None
         for times in DEPTHS if shrinking else ():
             sizes = {dim.name: shrunk_by(graph.sizes[dim.name], times if dim in depth else 1) for dim in shrinking}
+            sizes = {name: alike_size(least, graph.sizes[name], plans) for name, least in sizes.items()}
             found = with_few_groups(program, {**few, **sizes})
             if found is None or (first is not None and weights(found.graph) > MANY_WEIGHTS):
                 continue
@@ -171,7 +173,7 @@ def same_way(step: Step, large: Step) -> Step | None:
     alike = [plan for plan in found if plan.rule == large.plan.rule]
     same = [plan for plan in alike if plan.configuration == large.plan.configuration]
     own = [step.plan] * (step.plan.rule == large.plan.rule)
-    return next((replace(step, plan=plan) for plan in (*same, *own, *alike)), None)
+    return next((replace(step, plan=written_as(plan, large.plan)) for plan in (*same, *own, *alike)), None)
 
 
 def same_order(step: Step, large: Step) -> Step | None:
@@ -182,4 +184,4 @@ def same_order(step: Step, large: Step) -> Step | None:
     alike = [plan for plan in found if plan.rule == large.plan.rule]
     alike.sort(key=lambda plan: (order_of(plan) != order_of(large.plan), repr(order_of(plan))))
     same = [plan for plan in alike if plan.configuration == large.plan.configuration]
-    return next((replace(step, plan=plan) for plan in (*same, *alike)), None)
+    return next((replace(step, plan=written_as(plan, large.plan)) for plan in (*same, *alike)), None)
