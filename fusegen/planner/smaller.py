@@ -17,6 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, TypeGuard
 
 from fusegen.errors import NoPlan, SpecError
 from fusegen.language.graph import Graph
@@ -25,7 +27,9 @@ from fusegen.planner import candidates
 from fusegen.planner.attention.parts import AttentionPlan
 from fusegen.planner.model import Plan
 from fusegen.planner.products.parts import ProductPlan
-from fusegen.planner.products.wgmma import WgmmaPlan
+
+if TYPE_CHECKING:
+    from fusegen.planner.products.wgmma import WgmmaPlan
 
 TILE = 256  # of columns, or of K: the widest tile; the usual ones' widths, and every slice's k, divide it
 WHOLE_TILES = 2 * TILE  # two of the widest tiles, and more slices than a ring of them has stages
@@ -60,9 +64,12 @@ def smaller(plan: Plan) -> Plan:
 
 def written_as(small: Plan, large: Plan) -> Plan:
     """The small plan with what the large one's text has because its launch is long."""
-    if not (isinstance(small, WgmmaPlan) and isinstance(large, WgmmaPlan)):
-        return small
-    return replace(small, stepped=large.tiles_in_step)
+    return replace(small, stepped=large.tiles_in_step) if by_slices(small) and by_slices(large) else small
+
+
+def by_slices(plan: Plan) -> TypeGuard[WgmmaPlan]:
+    """Does a producer bring slices to a ring?"""
+    return bool(plan.graph.products) and isinstance(plan, import_module("fusegen.planner.products.wgmma").WgmmaPlan)
 
 
 def alike_size(least: int, whole: int, plans: Iterable[Plan]) -> int:
@@ -70,7 +77,7 @@ def alike_size(least: int, whole: int, plans: Iterable[Plan]) -> int:
     fill these plans' rings if those of the whole K do; the least one where there is none."""
     products = [plan for plan in plans if isinstance(plan, ProductPlan)]
     cols = [plan.tile.cols for plan in products if whole in widths(plan.graph)]
-    rings = [(plan, plan.tile.stages) for plan in products if isinstance(plan, WgmmaPlan) and plan.k == whole]
+    rings = [(plan, plan.tile.stages) for plan in products if by_slices(plan) and plan.k == whole]
     filled = [plan.steps % stages == 0 for plan, stages in rings]
     found = (
         size for size in range(least, whole, TILE)
