@@ -189,6 +189,12 @@ def interleaved_with(graph: Graph, layout: Layout, tensor: Tensor) -> Interleave
     return None
 
 
+def one_named(accesses: Iterable[Access]) -> bool:
+    """Are the rows that are read by columns those that one index names, and no others?"""
+    rows = [a for a in accesses if a.by_column and not a.output and (a.gathered or a.strided)]
+    return len(rows) == 1 and rows[0].gathered is not None
+
+
 def gathered_rows(graph: Graph, tensor: Tensor, dims: tuple[RowDim, ...]) -> Gathered | None:
     """How rows that an index names are found, to be read or to be written; None of any other tensor."""
     if tensor.node in graph.written_at:

@@ -198,6 +198,29 @@ def test_every_way_to_hold_rows_takes_them_from_a_table() -> None:
         validate(alone(made), quick=True, cases=("normal",)).raise_for_error()
 
 
+@chain(V=50, M=21, N=256)
+def copied(table: bf16[V, N], ids: i32[M, 1]) -> bf16[M, N]:
+    return F.gather(table, ids // 2)
+
+
+@chain(V=50, M=21, N=256)
+def added(table: bf16[V, N], ids: i32[M, 1], x: bf16[M, N]) -> bf16[M, N]:
+    return F.gather(table, ids) + x
+
+
+@pytest.mark.parametrize("cols", [2048, 2000, 1016, 24, 8])
+def test_threads_take_two_vectors_of_a_row_that_an_index_names(cols: int, target: Target) -> None:
+    """Of rows that fill all threads' turns, of others, and of those that are too short for it."""
+    made = [plan for plan in row_plans(copied.graph.at(N=cols), target) if plan.tile.vector * plan.tile.per_thread > 8]
+    assert bool(made) == (cols > 8)
+    for plan in made:
+        validate(alone(plan), quick=True).raise_for_error()
+
+
+def test_rows_beside_those_that_an_index_names_keep_one_vector_a_thread() -> None:
+    assert {plan.tile.per_thread for plan in row_plans(added.graph, H200) if plan.tile.vector > 1} == {1}
+
+
 def alone(made: RowPlan) -> Kernel:
     """A kernel of that plan, and of no other."""
 

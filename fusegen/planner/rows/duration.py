@@ -34,7 +34,7 @@ from fusegen.language.types import b8, bf16
 from fusegen.planner.cost import shares_read
 from fusegen.planner.model import Access, Cost, Load, RowPass, Staging, Tile, Traffic
 from fusegen.planner.parts import Scan
-from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, slots, words_of
+from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, one_named, slots, words_of
 from fusegen.planner.rows.counted import counted_slots, registers_share
 from fusegen.planner.rows.in_place import turned
 from fusegen.planner.tile import in_shared_memory
@@ -57,6 +57,7 @@ SIDE_BY_SIDE_BYTES = 18  # bytes that the threads of a row should find next to e
 WHOLE_BYTES = 256
 APART_BYTES = 9  # the fit to whole chains; head_layernorm of 64 took 110 us by 32 B and 77 by 64 B
 APART_MISALIGNED_BYTES = 32  # where rows start anywhere and are written, a run lies across one more sector
+NAMED_FACTOR = 1.06  # a thread waits for an index, and then for one vector of the row that it names
 FROM_L2_SHARE = 0.16  # time of a byte from the L2 cache, in that of one from DRAM
 # The same of a row that is partly kept: with 7 of 8 vectors a softmax at 4096 x 131072 took 568 us, by clusters 560.
 FROM_L2_PARTLY_SHARE = 1.0
@@ -359,8 +360,8 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
         memory_us *= ALONE_FACTOR
     if any(row_pass.until for row_pass in work.passes) and not work.unrolled and not work.bulk:
         memory_us *= MASKED_FACTOR
-    if tile.cluster > 1:
-        memory_us *= CLUSTERED_FACTOR
+    named = tile.per_thread == 1 < tile.vector and work.staging == "none" and one_named(work.accesses)
+    memory_us *= CLUSTERED_FACTOR if tile.cluster > 1 else NAMED_FACTOR if named else 1.0
     if work.packed and any(load.when == "ahead" and load.access.strided for load in reads):
         memory_us *= PACKED_AHEAD_FACTOR
     if work.ragged and tile.vector > 1 and not work.whole and not work.bulk:
@@ -369,8 +370,7 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
         memory_us *= 1 + IDLE_SHARE * (
             1 - graph.cols / (tile.threads_per_row * tile.per_thread * tile.vector * tile.col_tiles)
         )
-    if work.ragged and work.copies and 2 * tile.threads >= target.threads_per_sm:
-        memory_us *= CROWDED_FACTOR
+    memory_us *= CROWDED_FACTOR if work.ragged and work.copies and 2 * tile.threads >= target.threads_per_sm else 1.0
     thread = instructions(graph, work)
     per_us = target.fp32_tflops * 1e6 / 2  # instructions of one lane; an fma counts for two flops
     issue_us = ISSUE_FACTOR * work.blocks * tile.threads * thread / per_us
