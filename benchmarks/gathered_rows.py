@@ -2,6 +2,7 @@
 
     python benchmarks/gathered_rows.py            # tokens by 4 experts each, some 60 s
     python benchmarks/gathered_rows.py --few      # few tokens: gate and up in one kernel and in two, some 40 s
+    python benchmarks/gathered_rows.py --models   # layers of Mixtral, gpt-oss, GLM-5, DeepSeek, Qwen3, OLMoE, some 60 s
 
 Rows are in the order of their experts, as `F.sort_by_group` gives them. Results are compared with those of the kernels
 that take it apart: of rows that are copied first bit by bit, of sums in other orders by bf16's rounding. One stopwatch,
@@ -34,6 +35,18 @@ MANY = (  # tokens, experts of each, columns of gate and of up, numbers of a tok
     (16384, 4, 1536, 4096, 128), (16384, 4, 2048, 7168, 32),
 )  # fmt: skip
 FEW = ((64, 8, 2048, 7168, 256), (64, 4, 2880, 2880, 128), (64, 8, 2048, 6144, 256), (64, 8, 768, 2048, 128))
+MODELS = tuple(
+    (tokens, *layer)
+    for layer, counts in (
+        ((2, 14336, 4096, 8), (512, 1024, 2048, 4096, 8192)),
+        ((4, 2880, 2880, 128), (1024, 2048, 4096)),
+        ((8, 2048, 6144, 256), (1024, 2048)),
+        ((8, 2048, 7168, 256), (1024,)),
+        ((8, 768, 2048, 128), (2048,)),
+        ((8, 1024, 2048, 64), (512, 2048)),
+    )
+    for tokens in counts
+)
 REPEATS = 15
 MOST_PLANS = 4  # of the kernel that gathers, two of a tile at most
 MOST_APART = 0.02  # of the largest value: two roundings to bf16, of f32 sums in other orders
@@ -80,13 +93,16 @@ def plans(spec: Chain, sizes: Mapping[str, int], most: int, rule: str = "") -> l
     return found
 
 
-def measure(torch: Any, watch: Stopwatch, kernels: Kernels, case: Sequence[int], few: bool) -> None:
+def measure(torch: Any, watch: Stopwatch, kernels: Kernels, case: Sequence[int], few: bool, kinds: int) -> None:
+    """One case: rows that an index names, on their way in and behind a copy of them; of the kernels behind the copy so
+    many alone."""
     tokens, each, cols, k, experts = case
     sizes = {"S": tokens * each, "T": tokens, "N": cols, "K": k, "E": experts}
     apart = (first_half, second_half) if few else (copied, plain)
     one, two = (plans(spec, sizes, 1)[0] for spec in apart)
+    alone = [] if few else plans(plain, sizes, kinds, "wgmma")
     whole = plans(gathered, sizes, MOST_PLANS, "" if few else "wgmma")
-    kernels.compile([one, two, *whole])
+    kernels.compile([one, two, *whole, *alone])
     x, gate, up = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in (
         (tokens, k), (experts, cols, k), (experts, cols, k)))  # fmt: skip
     ids = torch.rand(tokens, experts, device="cuda").topk(each).indices.flatten()
@@ -111,6 +127,9 @@ def measure(torch: Any, watch: Stopwatch, kernels: Kernels, case: Sequence[int],
         (f"{apart[0].name} and {apart[1].name}: {one.configuration}; {two.configuration}", both),
         (f"{apart[0].name} alone", first),
     ]
+    for plan in alone:
+        launch = kernels.kernel(plan).prepare(between, gate, up, ends, out=law)
+        contenders.append((f"plain alone: {plan.configuration}, said {plan.cost.time_us:.0f}", launch))
     for plan in whole:
         launch = kernels.kernel(plan).prepare(x, token, gate, up, ends, out=out)
         out.fill_(float("nan"))
@@ -128,12 +147,13 @@ def measure(torch: Any, watch: Stopwatch, kernels: Kernels, case: Sequence[int],
 def main() -> int:
     import torch
 
-    few = "--few" in sys.argv[1:]
+    few, models = "--few" in sys.argv[1:], "--models" in sys.argv[1:]
     device = finding.find(H200, "gpu")
     watch = Stopwatch(device)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {watch.copy_rate() / 1e3:.0f} GB/s")
-    for case in FEW if few else MANY:
-        measure(torch, watch, Kernels(device), case, few)
+    for case in FEW if few else MODELS if models else MANY:
+        measure(torch, watch, Kernels(device), case, few, kinds=4 if models else 0)
+        torch.cuda.empty_cache()
     return 0
 
 

@@ -7,7 +7,7 @@
 //         return F.silu(gate) * up
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     ping-pong: two consumer warpgroups, each with tiles of 128x64 of 2 products, a producer 6
+// tile     cooperative: two consumer warpgroups share tiles of 128x128 of 2 products, a producer 4
 //          slices of 64 ahead; persistent blocks, 8 rows of tiles at a time; each of rows of one of 16
 //          groups
 // traffic  738.2 MB moved, 738.2 MB ideal, 1140.9 MB with products apart, 1275.1 MB unfused in 4
@@ -57,10 +57,10 @@ __device__ __forceinline__ float exponential(float x) {
 }
 
 // a tile, the slices of the depth that are summed one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 64, tile_k = 64, stages = 6;
+constexpr int tile_rows = 128, tile_cols = 128, tile_k = 64, stages = 4;
 constexpr int steps = 64;
 constexpr int segments = 16;  // groups of rows
-constexpr int tiles_across = 32;
+constexpr int tiles_across = 16;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int warpgroup = 128;  // threads
 // bytes of a line of shared memory, and of slices
@@ -72,7 +72,7 @@ constexpr int box_bytes = 16 * line_bytes;  // that a warp stores at once
 // bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
 constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
 constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
-constexpr int tile_places_at = 229504;  // behind all else
+constexpr int tile_places_at = 229472;  // behind all else
 
 // how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
 struct alignas(64) CUtensorMap {
@@ -250,20 +250,24 @@ __device__ __forceinline__ unsigned long long describe(unsigned long long layout
   return layout | (address & address_bits) >> 4;
 }
 
-// sums of 64 x 128 elements: the product of two matrices, 16 along K, added to what they were or put in its place
+// sums of 64 x 256 elements: the product of two matrices, 16 along K, added to what they were or put in its place
 __device__ __forceinline__ void multiply_add(
-    float (&sums)[64], unsigned long long left, unsigned long long right, bool add) {
+    float (&sums)[128], unsigned long long left, unsigned long long right, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred add;\n"
-      "setp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "setp.ne.b32 add, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
       "{"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, add, 1, 1, 0, 0;\n"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, %128, %129, add, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
         "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
@@ -280,14 +284,30 @@ __device__ __forceinline__ void multiply_add(
         "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
         "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
         "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
-        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
+        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63]),
+        "+f"(sums[64]), "+f"(sums[65]), "+f"(sums[66]), "+f"(sums[67]),
+        "+f"(sums[68]), "+f"(sums[69]), "+f"(sums[70]), "+f"(sums[71]),
+        "+f"(sums[72]), "+f"(sums[73]), "+f"(sums[74]), "+f"(sums[75]),
+        "+f"(sums[76]), "+f"(sums[77]), "+f"(sums[78]), "+f"(sums[79]),
+        "+f"(sums[80]), "+f"(sums[81]), "+f"(sums[82]), "+f"(sums[83]),
+        "+f"(sums[84]), "+f"(sums[85]), "+f"(sums[86]), "+f"(sums[87]),
+        "+f"(sums[88]), "+f"(sums[89]), "+f"(sums[90]), "+f"(sums[91]),
+        "+f"(sums[92]), "+f"(sums[93]), "+f"(sums[94]), "+f"(sums[95]),
+        "+f"(sums[96]), "+f"(sums[97]), "+f"(sums[98]), "+f"(sums[99]),
+        "+f"(sums[100]), "+f"(sums[101]), "+f"(sums[102]), "+f"(sums[103]),
+        "+f"(sums[104]), "+f"(sums[105]), "+f"(sums[106]), "+f"(sums[107]),
+        "+f"(sums[108]), "+f"(sums[109]), "+f"(sums[110]), "+f"(sums[111]),
+        "+f"(sums[112]), "+f"(sums[113]), "+f"(sums[114]), "+f"(sums[115]),
+        "+f"(sums[116]), "+f"(sums[117]), "+f"(sums[118]), "+f"(sums[119]),
+        "+f"(sums[120]), "+f"(sums[121]), "+f"(sums[122]), "+f"(sums[123]),
+        "+f"(sums[124]), "+f"(sums[125]), "+f"(sums[126]), "+f"(sums[127])
       : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 }
 
 // no instruction, but what uses the sums stays behind it: the compiler doesn't know that wgmma writes them until then
-__device__ __forceinline__ void fence_sums(float (&sums)[64]) {
+__device__ __forceinline__ void fence_sums(float (&sums)[128]) {
   #pragma unroll
-  for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sums[i]));
+  for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(sums[i]));
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
@@ -301,21 +321,18 @@ grouped_swiglu(
     long long rows,
     long long out_stride)
 {
-  // 6 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
+  // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   const unsigned right = left + right_at;
   const unsigned full = left + barriers_at;
   const unsigned empty = full + 8 * stages;
-  const unsigned pingpong = empty + 8 * stages;  // a barrier for each of the two consumer warpgroups
   Place* const tile_places = reinterpret_cast<Place*>(shared + tile_places_at);  // of the tiles that slices of the ring begin
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       start_barrier(full + 8 * stage, 1);
-      start_barrier(empty + 8 * stage, 4);  // warps that read the slice
+      start_barrier(empty + 8 * stage, 8);  // warps that read the slice
     }
-    start_barrier(pingpong, 4);
-    start_barrier(pingpong + 8, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -359,38 +376,25 @@ grouped_swiglu(
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
     constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
-    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left);
+    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * segment_bytes);
     const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
-    float sums[2][64];
+    float sums[1][128];
     int stage = 0;
     unsigned parity = 0;
-    int number = 0;  // of the tile, among this block's
-    unsigned pingpong_parity = own ^ 1;  // the first group's first turn is there from the start
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      if (number++ % 2 != own) {  // the other consumer's tile: its slices pass by
-        stage += steps;
-        parity ^= stage / stages % 2;
-        stage %= stages;
-        continue;
-      }
-      wait_at(pingpong + 8 * own, pingpong_parity);  // the slices that passed by have come
-      pingpong_parity ^= 1;
       wait_at(full + 8 * stage, parity);
       const Place at = tile_places[stage];
       __syncwarp();  // all lanes have read
-      const int row0 = at.row0 + warp * 16;  // the warp's first
+      const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
       int before = 0;
       for (int step = 0; step < steps; ++step) {
         wait_at(full + 8 * stage, parity);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            multiply_add(
-                sums[i], left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
-                right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
-          }
+          multiply_add(
+              sums[0], left_slices + stage * (left_bytes / 16) + k * 2,
+              right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
@@ -401,32 +405,27 @@ grouped_swiglu(
           parity ^= 1;
         }
       }
-      if (lane == 0) arrive_at(pingpong + 8 * (own ^ 1));
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      #pragma unroll
-      for (int i = 0; i < 2; ++i) fence_sums(sums[i]);
+      fence_sums(sums[0]);
       if (lane == 0) arrive_at(empty + 8 * before);
       if (!at.of_group) {  // whatever was multiplied
         #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          #pragma unroll
-          for (int j = 0; j < 64; ++j) sums[i][j] = 0.0f;
-        }
+        for (int j = 0; j < 128; ++j) sums[0][j] = 0.0f;
       }
 
       #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int chunk = 0; chunk < 2; ++chunk) {
         unsigned out_words[8][2];
         #pragma unroll
         for (int n8 = 0; n8 < 8; ++n8) {
           #pragma unroll
           for (int r8 = 0; r8 < 2; ++r8) {
-            const int sum_at = n8 * 4 + r8 * 2;
+            const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
             float out_pair[2];
             #pragma unroll
             for (int j = 0; j < 2; ++j) {
-              const float gate = sums[i][sum_at + j];
-              const float up = sums[i][sum_at + 32 + j];
+              const float gate = sums[0][sum_at + j];
+              const float up = sums[0][sum_at + 64 + j];
               const float silu = gate * reciprocal(1.0f + exponential(-gate));
               const float mul = silu * up;
               out_pair[j] = mul;
@@ -436,9 +435,9 @@ grouped_swiglu(
           }
         }
         {
-          const unsigned buffer = staging + i % 2 * box_bytes;
+          const unsigned buffer = staging + chunk % 2 * box_bytes;
           // is the box of one group? Lanes store others, which wait_stores doesn't count: none may be on its way then
-          const bool whole = row0 + i * 64 + 16 <= at.segment_end;
+          const bool whole = row0 + 16 <= at.segment_end;
           if (lane == 0) whole ? wait_stores<1>() : wait_stores<0>();  // its last box has been read
           __syncwarp();
           #pragma unroll
@@ -450,14 +449,14 @@ grouped_swiglu(
           if (whole) {
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
             __syncwarp();
-            if (lane == 0) store_box(out_map, buffer, at.col0, row0 + i * 64);
+            if (lane == 0) store_box(out_map, buffer, at.col0 + chunk * 64, row0);
           } else {
             __syncwarp();  // all lanes' pieces are there
             #pragma unroll
             for (int piece = lane; piece < 128; piece += 32) {  // 16 bytes of a row, which may not be the tile's
               const int r = piece / 8;
-              const long long row = row0 + i * 64 + r;
-              const int col = at.col0 + piece % 8 * 8;
+              const long long row = row0 + r;
+              const int col = at.col0 + chunk * 64 + piece % 8 * 8;
               if (row < at.segment_end) {
                 store<8>(out_ptr + row * out_stride + col, load<8>(reinterpret_cast<const __nv_bfloat16*>(shared + (buffer - left)
                     + r * line_bytes + (((piece % 8) ^ r % 8) << 4))));

@@ -10,7 +10,7 @@ from fusegen import bf16, chain, dims, i32
 from fusegen import ops as F
 from fusegen.planner import candidates
 from fusegen.planner.cost import missed_bytes
-from fusegen.planner.programs import kernels_of
+from fusegen.planner.programs import kernels_of, search
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.targets import A100, H200, MI300X, Target
 from tests.specs import SHIPPED
@@ -35,11 +35,45 @@ def test_rows_are_gathered_on_their_way_in(tokens: int) -> None:
     assert [step.plan.rule for step in steps] == ["wgmma", "topk", "slot_sort", "wgmma", "wgmma", "elementwise"]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "sizes"),
+    [
+        (512, {"D": 4096, "H": 14336, "E": 8}),
+        (4096, {"D": 4096, "H": 14336, "E": 8}),
+        (2048, {"D": 2880, "H": 2880, "E": 128}),
+        (4096, {"D": 7168, "H": 2048, "E": 256}),
+        (16384, {"D": 2048, "H": 768, "E": 128}),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else f"{value['E']} experts",
+)
+def test_layers_have_four_launches_behind_the_logits(tokens: int, sizes: dict[str, int]) -> None:
+    """Choice and sort, gate and up, down, and the sum of a token's rows: no copy of rows that a sort names."""
+    _, program = kernels_of(SHIPPED["moe_layer"].graph.at(T=tokens, **sizes), H200)
+    assert program is not None
+    launches = [[step.plan.rule for step in steps] for steps in program.launches]
+    logits = len(launches[0]) == 1
+    assert len(launches) == 4 + logits
+    assert [rules[-1] for rules in launches[logits:]] == ["slot_sort", "wgmma", "wgmma", "elementwise"]
+
+
+def test_of_programs_that_take_as_long_the_one_of_fewer_kernels_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up in one kernel: 1.0002 of the time of two, between which 235 MB are stored and read."""
+
+    def steps() -> int:
+        program = kernels_of(SHIPPED["mlp"].graph, A100)[1]
+        assert program is not None
+        return len(program.steps)
+
+    assert steps() == 2
+    monkeypatch.setattr(search, "UNTOLD_FACTOR", 1.0)
+    assert steps() == 3
+
+
 def test_what_the_cache_has_no_more_of_rows_that_are_named_again() -> None:
     megabyte, l2 = 2**20, float(H200.l2_bytes)
     assert missed_bytes(64 * megabyte, 64 * megabyte, l2) == 0  # each once
-    assert missed_bytes(megabyte, 1000 * megabyte, l2) == 0  # a small table stays there
-    assert missed_bytes(1024 * megabyte, 4096 * megabyte, l2) > 0.95 * 3072 * megabyte
+    assert missed_bytes(megabyte, 1000 * megabyte, l2) < 1000  # a small table stays there
+    assert missed_bytes(1024 * megabyte, 4096 * megabyte, l2) > 0.98 * 3072 * megabyte
     assert missed_bytes(0, 0, l2) == missed_bytes(megabyte, 4 * megabyte, math.inf) == 0
 
 

@@ -102,12 +102,19 @@ APART_ORDER_FACTOR = 1.016  # the mean of the first six
 SCALED_FACTOR = 1.02
 PREPARED_US = 0.30  # a slice of one that is scaled by a vector of its type
 COMPUTED_US, SLOT_US = 0.34, 0.04  # of others, and for each issue slot of an element
-# ---- rows that an index names, which threads copy by 16 bytes: a row's line of a slice takes so long, and what is
-# written so stands in the way of what wgmma reads, more than tensor copies do. Gate and up of 65536 to
-# 262144 rows in 32 to 128 groups, in tiles of 128 x 256, took 1.00 to 1.09 of the best time behind rows that lie as
-# they are multiplied, and in those of 128 x 128 1.31 to 1.67 (H200; docs/grouped.md, "Routing, sorting, combining").
+# ---- rows that an index names, which threads copy by 16 bytes: a row's line of a slice takes so long. What is written
+# so stands in the way of what wgmma reads, which shows little: gate and up with SwiGLU of 4096 to 65536 rows in 8 to
+# 256 groups, drawn at random, took 0.97 to 1.08 of the time behind rows that lie as they are multiplied, 1.004 in the
+# mean of 14, in tiles of 128 x 256; of 65536 to 262144 rows 1.00 to 1.09. In those of 128 x 128 they took 1.04 to 1.67
+# (H200; docs/grouped.md, "Routing, sorting, combining"; benchmarks/gathered_rows.py).
 COPIED_ROW_US = 0.0034
-GATHERED_FACTOR = 1.08
+GATHERED_FACTOR = 1.01
+# Of these 14, and 13 more in whose groups rows lie so, ping-pong tiles of two products took 0.97 to 1.16 of the time of
+# cooperative ones where groups have less than 2048 rows, 1.03 in the mean, and 0.94 to 0.98 of longer ones; they were
+# said to take 0.96 to 1.00. An operand as large as the result, which the other group's products should hide, cost three
+# of them 1.06 to 1.09.
+PINGPONG_PAIR_FACTOR, PAIR_ROWS = 1.05, 2048
+PINGPONG_OPERAND_FACTOR = 1.06
 # ---- sums over groups of K, both factors across it: specs/grouped_weight_grad.py on one H200, us, L2 cold, medians of
 # 15 by turns (benchmarks/weight_gradients.py), with torch._grouped_mm among them:
 #
@@ -174,7 +181,7 @@ def estimate(work: WgmmaWork) -> Cost:
     return Cost(
         traffic=moved,
         floor_us=max(limits["memory"], limits["products"]),
-        time_us=START_US + overlapped(waits, OVERLAP_EXPONENT),
+        time_us=START_US + overlapped(waits, OVERLAP_EXPONENT) * turns_factor(work),
         bound="compute" if limits["products"] > limits["memory"] else "memory",
         in_flight_bytes=tile.stages * tile.stage_bytes,
         registers=LAUNCH_REGISTERS,
@@ -233,6 +240,16 @@ def coded(work: WgmmaWork) -> float:
     if tile.cols == CODED_COLUMNS:
         time += NARROW_ROW_US * tile.rows
     return time * (FOUR_CONSUMERS_SHARE if tile.consumers > CONSUMERS else 1.0)
+
+
+def turns_factor(work: WgmmaWork) -> float:
+    """How much longer ping-pong tiles of groups take that have two products, or operands as large as the result."""
+    if work.tile.schedule != "pingpong" or work.segments is None:
+        return 1.0
+    loads = (load for output_group in work.output_groups for load in output_group.loads)
+    factor = PINGPONG_PAIR_FACTOR if work.products > 1 and mean_rows(work) < PAIR_ROWS else 1.0
+    large = any(load.access.strided and load.access.by_column for load in loads)
+    return factor * (PINGPONG_OPERAND_FACTOR if large else 1.0)
 
 
 def drifts(work: WgmmaWork) -> bool:

@@ -22,7 +22,7 @@ from fusegen.planner.programs.side_by_side import MOST_STEPS, launch_cost, obsta
 
 MOST_PLANS = 4  # of each step, the cheapest first, that are looked at for one block size
 FEWER_US = 0.7  # that a launch less is worth beside its time: the host's, and less than runs differ by,
-FEWER_SHARE = 0.005  # or this share of all launches' time: programs of 0.5 to 5 ms spread over 3 % and more
+FEWER_SHARE = 0.0075  # or this share of all launches' time: programs of 0.5 to 5 ms spread over 3 % and more
 SHORT_US = 16.0  # a step of one cluster: on so few SMs longer ones take longer than launches do
 
 ByThreads = Mapping[int, Plan]  # a step's cheapest plan of each block size, for so few SMs

@@ -23,6 +23,7 @@ from fusegen.language.types import TensorType, size_of
 from fusegen.language.views import View
 from fusegen.planner.heading import body_lines, field, megabytes, plural, summary
 from fusegen.planner.model import Plan
+from fusegen.planner.pieces import bytes_of
 from fusegen.planner.programs.one_cluster import OneClusterPlan
 from fusegen.planner.programs.side_by_side import LETTERS, JoinedPlan
 from fusegen.planner.rewrites import stores_that_round
@@ -237,6 +238,16 @@ class ProgramPlan:
 def one_after_another(times: Sequence[float], early_us: float) -> float:
     """Kernels that take these times alone, of which each but the first begins early."""
     return sum(times) - early_us * max(0, len(times) - 1)
+
+
+def least_us(part: Graph, graph: Graph, target: Target) -> float:
+    """What no kernels that make a part of a graph can undercut: the bytes of what they read and write, or products."""
+    arrays = [t for t in (*part.inputs, *part.outputs) if t.shape]
+    nbytes = sum(bytes_of(graph, t) for t in arrays)
+    spaces = [(*n.shape[1 if n.inner_ends else 0 :], n.inputs[0].shape[-1]) for n in part.products]
+    flops = 2 * sum(math.prod(size_of(s, graph.sizes) for s in space) for space in spaces)
+    rate = max((target.product_tflops(t) for t in part.factor_types.values()), default=0.0)
+    return max(nbytes / (target.dram_gbs * 1e3), flops / (rate * 1e6) if rate else 0.0)
 
 
 def names_of(bindings: Iterable[Binding]) -> set[str]:

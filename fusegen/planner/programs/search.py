@@ -26,11 +26,10 @@ from fusegen.errors import NoPlan
 from fusegen.language.graph import Graph, Kind, Node, plain
 from fusegen.language.one_kernel import of_ends, of_gathers, of_orders, of_scatters
 from fusegen.language.sharing import share_common
-from fusegen.language.types import DType, size_of
+from fusegen.language.types import DType
 from fusegen.planner import candidates as plans_of
 from fusegen.planner.attention.parts import AttentionPlan
 from fusegen.planner.model import Plan
-from fusegen.planner.pieces import bytes_of
 from fusegen.planner.products.factors import no_unit, without_unit
 from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.planner.programs import (
@@ -53,7 +52,7 @@ from fusegen.planner.programs.joining import joined, weighed_us
 from fusegen.planner.programs.kept import Outcome, remembered
 from fusegen.planner.programs.key_parts import keys_parted
 from fusegen.planner.programs.lowering import step_for
-from fusegen.planner.programs.model import Cut, ProgramPlan, Stored, first_reason, one_after_another
+from fusegen.planner.programs.model import Cut, ProgramPlan, Stored, first_reason, least_us, one_after_another
 from fusegen.planner.programs.parts import again, interleaved, layout_of, parts_of, within
 from fusegen.planner.programs.product_parts import grouped
 from fusegen.planner.programs.rounded_factors import rounded_factors
@@ -67,6 +66,7 @@ PATIENT_STATES = 170  # without a program, which a decoder layer has by then: th
 EASY = (Kind.INPUT, Kind.LEAF, Kind.MAP, Kind.VIEW)  # of which a kernel holds any number
 MOST_TRIED = 120  # states beside one that was found, where the search was not exact
 MOST_TOLD = 20  # of the cuts looked at, in a plan
+UNTOLD_FACTOR = 1.02  # programs whose times are no further apart are alike: estimates are off by 5 % in the mean
 STUCK_US = 5.0  # of a kernel that must still be cut, beside its bytes: another launch
 
 Made = tuple[Node, str, DType]
@@ -122,7 +122,7 @@ def cheapest(
         with suppress(NoPlan):
             return replace(cheapest(rows, target, below_us, most_states, dealt), graph=graph)
     search = Search(share_common(rounded_factors(graph)), target, dealt)
-    limits = (below_us, most_states, dealt, MOST_STATES, ENOUGH_STATES, PATIENT_STATES, MOST_TRIED)
+    limits = (below_us, most_states, dealt, MOST_STATES, ENOUGH_STATES, PATIENT_STATES, MOST_TRIED, UNTOLD_FACTOR)
     outcome = remembered(search.graph, target, limits, lambda: search.outcome(below_us, most_states))
     if outcome.refusal:
         raise NoPlan(outcome.refusal)
@@ -176,10 +176,17 @@ class Search:
         found = self.run(below_us, most_states) or self.run(below_us, most_states, views=True) or self.spare(below_us)
         if found is None:
             return Outcome(refusal=self.refusal(), states=len(self.looked_at))
+        found = self.in_fewer(found)
         nodes = sorted(found.state, key=self.order.__getitem__)
         whys = tuple(self.why(node, found) for node in nodes)
         cuts = self.considered()
         return Outcome(tuple(self.order[node] for node in nodes), whys, cuts, states=len(self.looked_at))
+
+    def in_fewer(self, best: Found) -> Found:
+        """The state, or one that was looked at of fewer kernels, of which the estimate can't tell that it is slower."""
+        near = (other for other in self.looked_at if other.whole and other.time_us <= UNTOLD_FACTOR * best.time_us)
+        fit = (other for other in near if not self.idle(other) and not self.unread(other))
+        return min((best, *fit), key=lambda found: (len(found.kernels), found.time_us))
 
     def spare(self, below_us: float) -> Found | None:
         """The cheapest of those that write what no kernel reads: better than none."""
@@ -438,7 +445,7 @@ class Search:
 
     def plan_one(self, makes: tuple[Made, ...], state: State) -> Kernel:
         part = cutting.piece(self.graph, makes, {node: self.stored[node] for node in state})
-        least = self.least_us(part.graph) + STUCK_US
+        least = least_us(part.graph, self.graph, self.target) + STUCK_US
         columns = self.by_columns(part.graph, makes)
         try:
             step = step_for(part.graph)
@@ -530,15 +537,6 @@ class Search:
         if together != layout and (found := plans_of(step.graph, self.target, together).plans):
             return found[0]
         return plans_of(step.graph, self.target, layout).need()[0]
-
-    def least_us(self, graph: Graph) -> float:
-        """What no kernels that make this can undercut: the bytes of what they read and write, and a launch."""
-        arrays = [t for t in (*graph.inputs, *graph.outputs) if t.shape]
-        nbytes = sum(bytes_of(self.graph, t) for t in arrays)
-        spaces = [(*n.shape[1 if n.inner_ends else 0 :], n.inputs[0].shape[-1]) for n in graph.products]
-        flops = 2 * sum(math.prod(size_of(s, self.graph.sizes) for s in space) for space in spaces)
-        rate = max((self.target.product_tflops(t) for t in graph.factor_types.values()), default=0.0)
-        return max(nbytes / (self.target.dram_gbs * 1e3), flops / (rate * 1e6) if rate else 0.0)
 
     def refusal(self) -> str:
         """Why there is no program: of the state that came nearest, the first kernel that can't be planned."""

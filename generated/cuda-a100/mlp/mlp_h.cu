@@ -1,15 +1,14 @@
-// mlp_h  bf16[M, K], bf16[H, K], f32[M, H] -> bf16[M, H]  at M=4096 K=4096 H=14336
+// mlp_h  bf16[M, K], bf16[H, K], bf16[H, K] -> bf16[M, H]  at M=4096 K=4096 H=14336
 // h of mlp.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 4, copies interleaved with the
-//          products; persistent blocks
-// traffic  855.6 MB moved, 503.3 MB ideal, 738.2 MB with products apart, 1208.0 MB unfused in 3
+// tile     128 x 128 tiles of 8 warps, slices of 64 in a ring of 3
+// traffic  1090.5 MB moved, 385.9 MB ideal, 889.2 MB with products apart, 1124.1 MB unfused in 4
 //          launches
-// floor    1541.8 us at 312 TFLOP/s for products; compute-bound at 562.20 flop/B
+// floor    3083.6 us at 312 TFLOP/s for products; compute-bound at 882.22 flop/B
 // rounding h to bf16 when stored; f32 between
-// needs    K=4096, H=14336; rows of all operands next to each other; x, up, x_times_gate, h: address
-//          and strides in multiples of 16 B
+// needs    K=4096, H=14336; rows of all operands next to each other; x, gate, up, h: address and
+//          strides in multiples of 16 B
 
 #include <cuda_bf16.h>
 
@@ -18,12 +17,6 @@ template <typename T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
-
-// the vector at p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load(const T* p) {
-  return *reinterpret_cast<const Vec<T, N>*>(p);
-}
 
 // the vector to p, which is aligned to it
 template <int N, typename T>
@@ -51,13 +44,14 @@ __device__ __forceinline__ float exponential(float x) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 256, tile_k = 32, stages = 4;
-constexpr int steps = 128;
-constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
-constexpr int tiles_across = 56;
+constexpr int tile_rows = 128, tile_cols = 128, tile_k = 64, stages = 3;
+constexpr int steps = 64;
+constexpr int warp_rows = 64, warp_cols = 32;  // of a tile
+constexpr int tiles_across = 112;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
-// elements from the start of a slice to the right factor, and to its end
-constexpr int up_at = tile_rows * tile_k;
+// elements from the start of a slice to the right factors, and to its end
+constexpr int gate_at = tile_rows * tile_k;
+constexpr int up_at = gate_at + tile_cols * tile_k;
 constexpr int slice_elements = up_at + tile_cols * tile_k;
 constexpr int slice_bytes = 2 * slice_elements;
 constexpr int at_once = 256 * 8;  // elements that the threads copy at once
@@ -116,13 +110,13 @@ __device__ __forceinline__ void multiply_add(
 extern "C" __global__ void __launch_bounds__(256)
 mlp_h(
     const __nv_bfloat16* __restrict__ x_ptr,
+    const __nv_bfloat16* __restrict__ gate_ptr,
     const __nv_bfloat16* __restrict__ up_ptr,
-    const float* __restrict__ x_times_gate_ptr,
     __nv_bfloat16* __restrict__ h_ptr,
     long long rows,
     long long x_stride,
+    long long gate_ld,
     long long up_ld,
-    long long x_times_gate_stride,
     long long h_stride)
 {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -131,163 +125,142 @@ mlp_h(
   const int warp_row = warp / 4 * warp_rows;  // the warp's first of the tile
   const int warp_col = warp % 4 * warp_cols;
   const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
-  const unsigned tiles = tiles_down * tiles_across;
-  struct Place { long long row0; int across; };
-  const auto place_of = [&](unsigned tile) {
-    // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-    const unsigned first = tile / group_tiles * group;
-    const unsigned height = tiles_down - first < group ? tiles_down - first : group;
-    const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
-    const int across = tile % group_tiles / height;
-    return Place{row0, across};
-  };
+  const unsigned tile = blockIdx.x;
+  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+  const unsigned first = tile / group_tiles * group;
+  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
+  const int across = tile % group_tiles / height;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const int col0 = across * tile_cols;
 
-  // the ring of 4 slices, and what the thread brings of each
+  // the ring of 3 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
-  const __nv_bfloat16* x_from[2];
-  unsigned x_to = (place<4>(x_m, x_k)) * 2;
+  const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
+  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
+  unsigned x_to = (place<8>(x_m, x_k)) * 2;
   asm volatile("" : "+r"(x_to));  // stays in a register: the compiler would make it anew for each copy
-  const int up_n = threadIdx.x / 4, up_k = threadIdx.x % 4 * 8;
+  const int gate_n = threadIdx.x / 8, gate_k = threadIdx.x % 8 * 8;
+  // the column that lies in row gate_n of the tile
+  const int gate_col = gate_n / warp_cols * warp_cols + gate_n % 8 * 4 + gate_n % warp_cols / 8;
+  const __nv_bfloat16* gate_from = gate_ptr + (col0 + gate_col) * gate_ld + gate_k;
+  unsigned gate_to = (gate_at + place<8>(gate_n, gate_k)) * 2;
+  asm volatile("" : "+r"(gate_to));  // stays in a register: the compiler would make it anew for each copy
+  const int up_n = threadIdx.x / 8, up_k = threadIdx.x % 8 * 8;
   // the column that lies in row up_n of the tile
-  const int up_col = up_n / warp_cols * warp_cols + up_n % 8 * 8 + up_n % warp_cols / 8;
-  const __nv_bfloat16* up_from[4];
-  unsigned up_to = (up_at + place<4>(up_n, up_k)) * 2;
+  const int up_col = up_n / warp_cols * warp_cols + up_n % 8 * 4 + up_n % warp_cols / 8;
+  const __nv_bfloat16* up_from = up_ptr + (col0 + up_col) * up_ld + up_k;
+  unsigned up_to = (up_at + place<8>(up_n, up_k)) * 2;
   asm volatile("" : "+r"(up_to));  // stays in a register: the compiler would make it anew for each copy
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  int rows_here;  // of the tile that is copied
-  const auto aim = [&](unsigned tile) {
-    const Place at = place_of(tile);
-    const long long row0 = at.row0;
-    const int across = at.across;
-    const int col0 = across * tile_cols;
-    rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const auto copy_slice = [&](int step) {
+    const unsigned slice = ring_at + step % stages * slice_bytes;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) x_from[v] = x_ptr + (row0 + x_m) * x_stride + x_k + (v * 64) * x_stride;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) up_from[v] = up_ptr + (col0 + up_col) * up_ld + up_k + (v * 64) * up_ld;
-  };
-  aim(blockIdx.x);
-  bool more = true;  // is there a slice left to copy?
-  // one of the thread's chunks of a slice, which is `ahead` slices from where the pointers are
-  const auto copy_one = [&](int slot, int ahead, int number) {
-    const unsigned slice = ring_at + slot * slice_bytes;
-    if (number < 2) {
-      const int v = number;
+    for (int v = 0; v < 4; ++v) {
       const unsigned to = slice + x_to + v * (at_once * 2);
-      copy_chunk<8>(to, x_from[v] + ahead * tile_k, x_m + v * 64 < rows_here ? 8 : 0);
+      copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
-    if (2 <= number && number < 6) {
-      const int v = number - 2;
+    x_from += tile_k;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const unsigned to = slice + gate_to + v * (at_once * 2);
+      copy_chunk<8>(to, gate_from + v * 32 * gate_ld, 8);
+    }
+    gate_from += tile_k;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
       const unsigned to = slice + up_to + v * (at_once * 2);
-      copy_chunk<8>(to, up_from[v] + ahead * tile_k, 8);
+      copy_chunk<8>(to, up_from + v * 32 * up_ld, 8);
     }
-  };
-  const auto advance = [&](int slices) {
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) x_from[v] += slices * tile_k;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) up_from[v] += slices * tile_k;
+    up_from += tile_k;
   };
 
-  // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
+  // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
   unsigned x_part[2][4][4];
-  unsigned up_part[2][4][4];
-  const unsigned x_lane = ring_at + place<4>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned up_lane = ring_at + up_at * 2 + place<4>(warp_col + lane % 16, lane / 16 * 8) * 2;
-  // fragment `number` of a step, in the order that products need them
-  const auto load_one = [&](int slot, int k, int buffer, int number) {
-    const unsigned slice = slot * slice_bytes;
-    if (number < 1 || number >= 5) {
-      const int i = number < 1 ? 0 : number - 4;
+  unsigned gate_part[2][2][4];
+  unsigned up_part[2][2][4];
+  float x_times_gate_sums[2][8][4] = {};
+  float x_times_up_sums[2][8][4] = {};
+  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned gate_lane = ring_at + gate_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const unsigned up_lane = ring_at + up_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const auto load_parts = [&](int step, int k, int buffer) {
+    const unsigned slice = step % stages * slice_bytes;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
       load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
-    if (1 <= number && number < 5) {
-      const int i = number - 1;
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_matrices(gate_part[buffer][i], (gate_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
+    }
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
       load_matrices(up_part[buffer][i], (up_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
+    }
+  };
+  const auto multiply = [&](int buffer) {
+    #pragma unroll
+    for (int m = 0; m < 8; ++m) {
+      #pragma unroll
+      for (int nth = 0; nth < 2; ++nth) {  // serpentine: what was multiplied last is at hand
+        const int n = m % 2 ? 1 - nth : nth;
+        multiply_add(x_times_gate_sums[n][m], gate_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
+            x_part[buffer][m / 2][m % 2 * 2 + 1]);
+        multiply_add(x_times_up_sums[n][m], up_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
+            x_part[buffer][m / 2][m % 2 * 2 + 1]);
+      }
     }
   };
 
   #pragma unroll
-  for (int slot = 0; slot < stages - 1; ++slot) {
-    #pragma unroll
-    for (int number = 0; number < 6; ++number) copy_one(slot, slot, number);
+  for (int s = 0; s < stages - 1; ++s) {
+    copy_slice(s);
     commit_copies();
   }
   wait_copies<stages - 2>();
   __syncthreads();
-  #pragma unroll
-  for (int number = 0; number < 8; ++number) load_one(0, 0, 0, number);
-  for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    float matmul_sums[4][8][4] = {};
-    // the products of step k, with what they are not to wait for: the next step's fragments, one before each product, then
-    // chunks of the slice that is 3 ahead, in the place of the slice before
-    const auto take_step = [&](int slot, int k, bool copies) {
-      #pragma unroll
-      for (int m = 0; m < 8; ++m) {
-        #pragma unroll
-        for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
-          const int n = m % 2 ? 3 - nth : nth;
-          const int at = m * 4 + nth;
-          if (at < 8) {
-            load_one(k < 1 ? slot : (slot + 1) % stages, (k + 1) % 2, (k + 1) % 2, at);
-          } else if (at < 11 && copies) {
-            copy_one((slot + stages - 1) % stages, slot == 0 ? stages - 1 : slot - 1, k * 3 + at - 8);
-          }
-          multiply_add(matmul_sums[n][m], up_part[k % 2][n], x_part[k % 2][m / 2][m % 2 * 2], x_part[k % 2][m / 2][m % 2 * 2 + 1]);
-        }
-      }
-    };
-
-    // with a slice's last step the next one is waited for: behind this tile's last slice, the next tile's first one
-    #pragma unroll 1
-    for (int step = 0; step < steps; step += stages) {
-      #pragma unroll
-      for (int slot = 0; slot < stages; ++slot) {
-        #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          if (k == 1) {
-            wait_copies<stages - 3>();
-            __syncthreads();
-          }
-          take_step(slot, k, slot == 0 || more);
-        }
-        commit_copies();
-        if (slot == 0) {  // from here on copies are of the next round, or of the next tile
-          if (step + stages < steps) {
-            advance(stages);
-          } else {
-            more = tile + gridDim.x < tiles;
-            if (more) aim(tile + gridDim.x);
-          }
-        }
-      }
-    }
-
-    const Place at = place_of(tile);
-    const long long row0 = at.row0;
-    const int across = at.across;
-    const int col0 = across * tile_cols;
-
-    const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
-    const int col = col0 + n;
+  load_parts(0, 0, 0);
+  const auto take_slice = [&](int step, bool last) {
     #pragma unroll
-    for (int v = 0; v < 16; ++v) {
-      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-      const long long row = row0 + m;
-      if (row < rows) {
-        const Vec<float, 8> x_times_gate_vec = load<8>(x_times_gate_ptr + row * x_times_gate_stride + col);
-        Vec<__nv_bfloat16, 8> h_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-          const float x_times_gate = x_times_gate_vec.at[j];
-          const float silu = x_times_gate * reciprocal(1.0f + exponential(-x_times_gate));
-          const float h = silu * matmul;
-          h_vec.at[j] = __float2bfloat16_rn(h);
-        }
-        store<8>(h_ptr + row * h_stride + col, h_vec);
+    for (int k = 0; k < 4; ++k) {
+      if (k == 3 && !last) {
+        wait_copies<stages - 2>();
       }
+      if (k < 3) {
+        load_parts(step, k + 1, (k + 1) % 2);
+      } else if (!last) {
+        __syncthreads();
+        load_parts(step + 1, 0, 0);
+      }
+      if (k == 0 && !last) {
+        if (step + stages - 1 < steps) copy_slice(step + stages - 1);
+        commit_copies();
+      }
+      multiply(k % 2);
+    }
+  };
+  #pragma unroll 1
+  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+  take_slice(steps - 1, true);
+
+  const int n = warp_col + lane / 4 * 4;  // the first of the thread's columns
+  const int col = col0 + n;
+  #pragma unroll
+  for (int v = 0; v < 16; ++v) {
+    const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
+    const long long row = row0 + m;
+    if (row < rows) {
+      Vec<__nv_bfloat16, 4> h_vec;
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float x_times_gate = x_times_gate_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+        const float x_times_up = x_times_up_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+        const float silu = x_times_gate * reciprocal(1.0f + exponential(-x_times_gate));
+        const float h = silu * x_times_up;
+        h_vec.at[j] = __float2bfloat16_rn(h);
+      }
+      store<4>(h_ptr + row * h_stride + col, h_vec);
     }
   }
 }

@@ -1,14 +1,14 @@
-// mlp_h  bf16[M, K], bf16[H, K], f32[M, H] -> bf16[M, H]  at M=4096 K=4096 H=14336
+// mlp_h  bf16[M, K], bf16[H, K], bf16[H, K] -> bf16[M, H]  at M=4096 K=4096 H=14336
 // h of mlp.
 //
 // target   hip gfx950, facts of mi355x: warp 64, 256 SMs, 8 TB/s, 2517 TFLOP/s for products
-// tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2
-// traffic  855.6 MB moved, 503.3 MB ideal, 738.2 MB with products apart, 1208.0 MB unfused in 3
+// tile     128 x 64 tiles of 4 warps, slices of 32 in a ring of 2
+// traffic  1090.5 MB moved, 385.9 MB ideal, 889.2 MB with products apart, 1124.1 MB unfused in 4
 //          launches
-// floor    191.1 us at 2517 TFLOP/s for products; compute-bound at 562.20 flop/B
+// floor    382.3 us at 2517 TFLOP/s for products; compute-bound at 882.22 flop/B
 // rounding h to bf16 when stored; f32 between
-// needs    K=4096, H=14336; rows of all operands next to each other; x, up, x_times_gate, h: address
-//          and strides in multiples of 16 B
+// needs    K=4096, H=14336; rows of all operands next to each other; x, gate, up, h: address and
+//          strides in multiples of 16 B
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -44,15 +44,15 @@ __device__ __forceinline__ float exponential(float x) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 128, tile_k = 32, stages = 2;
+constexpr int tile_rows = 128, tile_cols = 64, tile_k = 32, stages = 2;
 constexpr int steps = 128;
-constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
-constexpr int threads = 256;
-constexpr int tiles_across = 112;
+constexpr int warp_rows = 64, warp_cols = 32;  // of a tile
+constexpr int tiles_across = 224;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int dies = 8;  // each with an L2 cache of its own
-// elements from the start of a slice to the right factor, and to its end
-constexpr int up_at = tile_rows * tile_k;
+// elements from the start of a slice to the right factors, and to its end
+constexpr int gate_at = tile_rows * tile_k;
+constexpr int up_at = gate_at + tile_cols * tile_k;
 constexpr int slice_elements = up_at + tile_cols * tile_k;
 constexpr int at_once = 256 * 8;  // elements that the threads copy at once
 constexpr int band_rows = 32;
@@ -115,13 +115,13 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
 extern "C" __global__ void __launch_bounds__(256)
 mlp_h(
     const __bf16* __restrict__ x_ptr,
+    const __bf16* __restrict__ gate_ptr,
     const __bf16* __restrict__ up_ptr,
-    const float* __restrict__ x_times_gate_ptr,
     __bf16* __restrict__ h_ptr,
     long long rows,
     long long x_stride,
+    long long gate_ld,
     long long up_ld,
-    long long x_times_gate_stride,
     long long h_stride)
 {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -144,47 +144,52 @@ mlp_h(
   const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
   const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
   const int x_to = place<4>(x_m, x_k);
+  const int gate_n = threadIdx.x / 4, gate_k = threadIdx.x % 4 * 8;
+  const __bf16* gate_from = gate_ptr + (col0 + gate_n) * gate_ld + gate_k;
+  const int gate_to = gate_at + place<4>(gate_n, gate_k);
   const int up_n = threadIdx.x / 4, up_k = threadIdx.x % 4 * 8;
   const __bf16* up_from = up_ptr + (col0 + up_n) * up_ld + up_k;
   const int up_to = up_at + place<4>(up_n, up_k);
   Vec<__bf16, 8> x_held[2];
-  Vec<__bf16, 8> up_held[2];
+  Vec<__bf16, 8> gate_held[1];
+  Vec<__bf16, 8> up_held[1];
   const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
     }
     x_from += tile_k;
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) up_held[v] = load_chunk<8>(up_from + v * 64 * up_ld, 8);
+    gate_held[0] = load_chunk<8>(gate_from, 8);
+    gate_from += tile_k;
+    up_held[0] = load_chunk<8>(up_from, 8);
     up_from += tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
     for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + up_to + v * at_once, up_held[v]);
+    store<8>(slice + gate_to, gate_held[0]);
+    store<8>(slice + up_to, up_held[0]);
   };
 
   // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][2];
-  Fragment up_part[2][2];
-  Sums matmul_sums[2][2] = {};
+  Fragment gate_part[2][1];
+  Fragment up_part[2][1];
+  Sums x_times_gate_sums[1][2] = {};
+  Sums x_times_up_sums[1][2] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
     for (int i = 0; i < 2; ++i) load_fragment<4>(x_part[buffer][i], slice + i * (32 * tile_k), warp_row, k * 16);
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      load_fragment<4>(up_part[buffer][i], slice + up_at + i * (32 * tile_k), warp_col, k * 16);
-    }
+    load_fragment<4>(gate_part[buffer][0], slice + gate_at, warp_col, k * 16);
+    load_fragment<4>(up_part[buffer][0], slice + up_at, warp_col, k * 16);
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 2; ++m) multiply_add(matmul_sums[n][m], up_part[buffer][n], x_part[buffer][m]);
+    for (int m = 0; m < 2; ++m) {
+      multiply_add(x_times_gate_sums[0][m], gate_part[buffer][0], x_part[buffer][m]);
+      multiply_add(x_times_up_sums[0][m], up_part[buffer][0], x_part[buffer][m]);
     }
   };
 
@@ -215,55 +220,41 @@ mlp_h(
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
-  float* const matmul_shared = reinterpret_cast<float*>(shared);
+  float* const x_times_gate_shared = reinterpret_cast<float*>(shared);
+  float* const x_times_up_shared = reinterpret_cast<float*>(shared) + band_rows * sums_stride;
   for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
     if (band > 0) __syncthreads();
     #pragma unroll
     for (int m = 0; m < 2; ++m) {
       if ((warp_row + m * 32) / band_rows == band) {
         #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
-            const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-            matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[n][m][i];
-          }
+        for (int i = 0; i < 16; ++i) {
+          const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
+          const int sum_col = warp_col + i / 4 * 8 + lane / 32 * 4 + i % 4;
+          x_times_gate_shared[sum_row * sums_stride + sum_col] = x_times_gate_sums[0][m][i];
+          x_times_up_shared[sum_row * sums_stride + sum_col] = x_times_up_sums[0][m][i];
         }
       }
     }
     __syncthreads();
 
-    Vec<float, 8> x_times_gate_vec[2];
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
-      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
-      const long long row = row0 + band * band_rows + m;
-      const int col = col0 + n;
-      if (row < rows) {
-        x_times_gate_vec[v] = load<8>(x_times_gate_ptr + row * x_times_gate_stride + col);
+    const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
+    const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
+    const long long row = row0 + band * band_rows + m;
+    const int col = col0 + n;
+    if (row < rows) {
+      const Vec<float, 8> x_times_gate_total = load<8>(x_times_gate_shared + m * sums_stride + n);
+      const Vec<float, 8> x_times_up_total = load<8>(x_times_up_shared + m * sums_stride + n);
+      Vec<__bf16, 8> h_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float x_times_gate = x_times_gate_total.at[j];
+        const float x_times_up = x_times_up_total.at[j];
+        const float silu = x_times_gate * reciprocal(1.0f + exponential(-x_times_gate));
+        const float h = silu * x_times_up;
+        h_vec.at[j] = static_cast<__bf16>(h);
       }
-    }
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
-      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
-      const long long row = row0 + band * band_rows + m;
-      const int col = col0 + n;
-      if (row < rows) {
-        const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
-        Vec<__bf16, 8> h_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul = matmul_total.at[j];
-          const float x_times_gate = x_times_gate_vec[v].at[j];
-          const float silu = x_times_gate * reciprocal(1.0f + exponential(-x_times_gate));
-          const float h = silu * matmul;
-          h_vec.at[j] = static_cast<__bf16>(h);
-        }
-        store<8>(h_ptr + row * h_stride + col, h_vec);
-      }
+      store<8>(h_ptr + row * h_stride + col, h_vec);
     }
   }
 }
