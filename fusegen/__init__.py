@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import FusegenError
 from fusegen.language import notebook, ops
+from fusegen.language.sizes import ragged
 from fusegen.language.spec import Chain, chain, load_chains
 from fusegen.language.types import Dim, DType, dims
 from fusegen.version import VERSION
@@ -107,6 +108,7 @@ __all__ = [
     "load_chains",
     "ops",
     "plan",
+    "ragged",
     "render",
     "report",
     "target",

@@ -1,7 +1,8 @@
 """Grouped products: each group of rows times a matrix of its own, as the experts of a mixture take their tokens.
 
-No dim is declared to be ragged. Which rows belong together is an operand of the product, or is computed: so the same
-rows may be in other groups for another product, and what is before and behind it knows nothing of groups.
+Which rows belong together is an operand of the product, or is computed: so the same rows may be in other groups for
+another product, and what is before and behind it knows nothing of groups. A dim that is declared to be ragged says how
+many there are, and its products are held to that.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from fusegen.errors import SpecError
 from fusegen.language.factor_words import factor_text, inner_sizes_differ, need_one_kind
 from fusegen.language.graph import OPS, Node, Operator, shown_by
 from fusegen.language.trace import Transposed, Value, caller, current, factor
-from fusegen.language.types import Shape, bf16, f16, f32, i32, shape_text
+from fusegen.language.types import Dim, Shape, bf16, f16, f32, i32, shape_text
 
 WANTED = "rows [T, K], a matrix for each group [E, K, N], and ends [E] of i32; or [M, T], [T, N] and ends"
 
@@ -39,6 +40,7 @@ def grouped_matmul(
         if not isinstance(value, Value | Transposed):
             raise SpecError(f"grouped_matmul: the {what} are {value!r:.80}, not a traced value", caller())
     need_ends(ends)
+    need_declared(x, ends)
     found = x.multiplied(w, ends) if isinstance(x, Value) else None
     if found is None:
         with current().operator("grouped_matmul") as operator:
@@ -70,6 +72,17 @@ def product_of(x: Value | Transposed, w: Value | Transposed, ends: Value, operat
     need_one_kind(a, b, operands)
     text = WHOLE_TEXT if a.dtype is i32 else ""
     return Value(Node(op, (a, b, ends.node), (a.shape[0], b.shape[-1]), a.dtype, operator, text=text))
+
+
+def need_declared(x: Value | Transposed, ends: Value) -> None:
+    """Raises SpecError for another number of groups than a ragged dim has."""
+    for size in x.shape:
+        if isinstance(size, Dim) and size.groups is not None and ends.shape != (size.groups,):
+            raise SpecError(
+                f"grouped_matmul: found ends {shape_text(ends.shape)} of rows {size}, which are ragged in "
+                f"{size.groups} groups; wanted ends {shape_text((size.groups,))}",
+                caller(),
+            )
 
 
 def with_vectors(product: Value, w: Value | Transposed, table: Value | None, ends: Value, name: str) -> Value:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Integral, Number
 from typing import Any, NoReturn
@@ -93,9 +93,11 @@ class _Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Dim(_Arithmetic):
-    """A named size. Two dims are the same when their names are."""
+    """A named size. Two dims are the same when their names are. `groups`: of rows that are ragged, how many groups of
+    them grouped products take (`ragged`)."""
 
     name: str
+    groups: Dim | int | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.name
@@ -305,6 +307,19 @@ def dims(names: str) -> tuple[Dim, ...]:
     if len(set(found)) < len(found):
         raise SpecError(f"dims: a name appears twice in {names!r}")
     return tuple(Dim(name) for name in found)
+
+
+def ragged(name: str, groups: Dim | int) -> Dim:
+    """A dim whose rows lie in so many groups, one behind the other, as experts' tokens: `T = ragged("T", groups=E)`.
+
+    Where each group ends is an i32 operand [groups], or computed: `F.grouped_matmul(x, w, ends)` takes x [T, K], and
+    refuses ends of another number of groups. In all else it is the dim of that name. Raises SpecError.
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise SpecError(f"ragged: {name!r:.80} is not a name; write it as in ragged('T', groups=E)")
+    if isinstance(groups, bool) or not isinstance(groups, Dim | int) or (isinstance(groups, int) and groups < 1):
+        raise SpecError(f"ragged: found groups {groups!r:.80}; wanted a dim, or a number from 1 on")
+    return Dim(name, groups)
 
 
 def dims_in(size: Size | Shape) -> Iterator[Dim]:

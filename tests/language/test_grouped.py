@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fusegen
-from fusegen import Chain, bf16, chain, dims, f8e4m3, f16, f32, i8, i32, i64, u8
+from fusegen import Chain, bf16, chain, dims, f8e4m3, f16, f32, i8, i32, i64, ragged, u8
 from fusegen import ops as F
 from fusegen.errors import NoPlan, SpecError
 from fusegen.language.products import Unsplittable, split
@@ -24,6 +25,7 @@ from fusegen.validation.grouped import ends_of_some, group_ends, group_of
 from tests import grouped
 
 B, T, N, K, E, L = dims("B T N K E L")
+RAGGED = ragged("R", groups=E)
 END = st.integers(-3, 40) | st.sampled_from([-(2**31), 2**31 - 1])
 
 
@@ -191,6 +193,16 @@ BAD: dict[str, tuple[Callable[..., object], dict[str, TensorType], str]] = {
         {"x": f8e4m3[T, K], "w": f8e4m3[T, N], "ends": i32[E], "return": bf16[E, K, N]},
         "found factors of f8e4m3; wanted f16 or bf16",
     ),
+    "other ends than of groups that were declared": (
+        lambda x, w, ends: F.grouped_matmul(x, w, ends),
+        {"x": bf16[RAGGED, K], "w": bf16[L, K, N], "ends": i32[L], "return": bf16[RAGGED, N]},
+        r"found ends \[L\] of rows R, which are ragged in E groups; wanted ends \[E\]",
+    ),
+    "other ends than of groups that were declared, and are summed over": (
+        lambda x, w, ends: F.grouped_matmul(x.mT, w, ends),
+        {"x": bf16[RAGGED, K], "w": bf16[RAGGED, N], "ends": i32[L], "return": bf16[L, K, N]},
+        r"found ends \[L\] of rows R, which are ragged in E groups",
+    ),
     "whole numbers of groups that are summed over": (
         lambda x, w, ends: F.grouped_matmul(x.mT, w, ends),
         {"x": i8[T, K], "w": i8[T, N], "ends": i32[E], "return": i32[E, K, N]},
@@ -223,6 +235,31 @@ def test_what_does_not_fit_is_refused(name: str) -> None:
     function, annotations, said = BAD[name]
     with pytest.raises(SpecError, match=said):
         spec(function, **annotations)
+
+
+def test_a_ragged_dim_is_the_dim_of_its_name() -> None:
+    """Its groups are a number as well, and are of it wherever rows of it are multiplied."""
+    three = ragged("T", groups=3)
+    assert (three, hash(three), repr(three)) == (T, hash(T), repr(T))
+
+    @chain(T=40, K=16, N=8, E=3)
+    def experts(x: bf16[ragged("T", groups=E), K], w: bf16[E, K, N], ends: i32[E]) -> bf16[T, N]:
+        return F.relu(F.grouped_matmul(x, w, ends))
+
+    assert experts.graph.sizes == {"T": 40, "K": 16, "N": 8, "E": 3}
+    assert fusegen.compile(experts, A100, on="emulator", tuned=False).report.ok
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "said"),
+    [
+        ("1T", E, "'1T' is not a name"), (T, E, "is not a name"), ("T", 0, "found groups 0; wanted a dim, or a number"),
+        ("T", True, "found groups True"), ("T", "E", "found groups 'E'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_ragged_dim(name: Any, groups: Any, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        ragged(name, groups)
 
 
 def test_what_has_more_axes_is_refused() -> None:
