@@ -120,19 +120,23 @@ def test_rows_are_quantized_before_and_tiles_behind() -> None:
     assert {tensor.type.dtype for tensor in found.between} == {f8e4m3, f32}
 
 
-def test_a_tile_that_holds_no_group_is_cut() -> None:
-    """Promoted sums of two products of 128 columns have no registers: what they make goes to memory in between."""
+@pytest.mark.parametrize(("block", "kernels"), [(128, 1), (256, 2)])
+def test_a_tile_that_holds_no_group_is_cut(block: int, kernels: int) -> None:
+    """Promoted sums of two products have registers for 128 columns of each, whose halves are multiplied one after
+    another. Of more, what one makes goes to memory in between."""
     small = SHIPPED["fp8_norm_swiglu_quant"].graph.products
     assert {node.promote for node in small} == {0}
 
     @chain(M=4096, K=4096, N=14336)
-    def exact(x: f8e4m3[M, K], gate: f8e4m3[N, K], up: f8e4m3[N, K]) -> tuple[f8e4m3[M, N], f32[M, N // 128]]:
-        values, scale = F.quantize(F.silu(x @ gate.T) * (x @ up.T), f8e4m3, per="block", block=128)
+    def exact(x: f8e4m3[M, K], gate: f8e4m3[N, K], up: f8e4m3[N, K]) -> tuple[f8e4m3[M, N], f32[M, N // block]]:
+        values, scale = F.quantize(F.silu(x @ gate.T) * (x @ up.T), f8e4m3, per="block", block=block)
         return values, scale
 
     found: Any = fusegen.plan(exact, target="cuda:h200")
-    assert len(found.steps) == 2
-    assert all(step.plan.rule == "wgmma" for step in found.steps)
+    products = [step.plan for step in found.steps if step.graph.products]
+    assert len(products) == kernels
+    assert all(plan.rule == "wgmma" for plan in products)
+    assert {plan.tile.across for plan in products} >= ({2} if kernels == 1 else set())
 
 
 def test_what_rows_of_a_product_are_reduced_to_may_meet_operands() -> None:

@@ -22,11 +22,8 @@ from fusegen.planner.parts import BOXED
 from fusegen.planner.products.in_step import MOST_LOOKS
 from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.slice_scales import WARPS as SCALE_WARPS
-from fusegen.planner.products.wgmma import (
-    LINE_ELEMENTS,
-    PRODUCERS,
-    SEGMENT_BYTES,
-)
+from fusegen.planner.products.wgmma import PRODUCERS, SEGMENT_BYTES
+from fusegen.planner.products.wgmma_tiles import LINE_ELEMENTS
 
 # The fields of a matrix descriptor beside its address (PTX ISA, "Matrix Descriptor Format"): bits 62-63 are the
 # swizzle, 32-45 and 16-29 distances in units of 16 bytes.
@@ -97,7 +94,7 @@ class WgmmaSpeller(StoreSpeller):
 
     def multiplies(self) -> list[Mapping[str, Any]]:
         """A function of one wgmma for each way that right factors lie."""
-        atom, cols, prepared = self.tile.atom, self.tile.cols, self.plan.prologue is not None
+        atom, cols, prepared = self.tile.atom, self.tile.multiplied, self.plan.prologue is not None
         what = (
             f"sums of {atom.rows} x {cols} elements: the product of two matrices, {atom.k} along K, added to what they"
         )
@@ -412,7 +409,7 @@ class WgmmaSpeller(StoreSpeller):
             "batch": any(self.names_batch(output_group) for output_group in plan.output_groups),
             "promote": None if turned else self.promoted(),
             "turned": turned,
-            "summed": turned["sums"] if turned else tile.sums,
+            "summed": turned["sums"] if turned else "count" if plan.fences_both else tile.multiplied_sums,
             "tensor_memory": self.tensor_memory(),
             "atom_k": tile.atom.k,
             "atom_rows": tile.part_rows,

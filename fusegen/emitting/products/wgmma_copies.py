@@ -11,13 +11,9 @@ from fusegen.emitting.products.words import OF_GROUP, ProductWords
 from fusegen.planner.model import Access, Load
 from fusegen.planner.products.mma_operands import K_BEGIN, SEGMENT
 from fusegen.planner.products.parts import Operand, OutputGroup
-from fusegen.planner.products.wgmma import (
-    LINE_ELEMENTS,
-    PIECE_BYTES,
-    SEGMENT_LINES,
-    WgmmaPlan,
-)
+from fusegen.planner.products.wgmma import PIECE_BYTES, SEGMENT_LINES, WgmmaPlan
 from fusegen.planner.products.wgmma_codes import CodedTile
+from fusegen.planner.products.wgmma_tiles import LINE_ELEMENTS
 from fusegen.planner.tile import LINE_BYTES
 
 

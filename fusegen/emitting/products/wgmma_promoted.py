@@ -16,14 +16,21 @@ class PromotedSpeller(CopySpeller):
 
     def promoted(self) -> Mapping[str, Any] | None:
         """When sums in registers of their own begin, and when they are added to the tile's, scaled or not."""
-        slices, steps = self.plan.promoted_slices, self.plan.steps
+        slices, steps, tile = self.plan.promoted_slices, self.plan.steps, self.tile
+        several = tile.across > 1
+        parts = {
+            "right_part": f" + part * ({tile.multiplied} * line_bytes / 16)" * several,
+            "sum": f"{f'part * {tile.multiplied_sums} + ' * several}j",
+            "last": f"part == {tile.across - 1} && " * several,
+        }
         if not slices:
             return None
         if slices == 1:
-            return {"slices": "each slice", "adds": "k != 0", "ends": "", **self.scaled_blocks()}
+            return {"slices": "each slice", "adds": "k != 0", "ends": "", **parts, **self.scaled_blocks()}
         return {
             "slices": f"each {slices} slices",
             "adds": f"(step % {slices} | k) != 0",
+            **parts,
             **self.scaled_blocks(),
             "ends": f"step % {slices} == {slices - 1} || step == {steps - 1}",
         }
@@ -43,7 +50,11 @@ class PromotedSpeller(CopySpeller):
             for c in blocks.cols
             for block in self.blocks_across()
         ]
-        block = f"[j / {tile.sums // len(cols)}]" if len(cols) > 1 else "[0]"
+        own_blocks = len(cols) // tile.across  # of an instruction
+        inside = f"j / {tile.sums // len(cols)}"
+        block = f"[{inside}]" if len(cols) > 1 else "[0]"
+        if tile.across > 1:
+            block = "[part]" if own_blocks == 1 else f"[part * {own_blocks} + {inside}]" if own_blocks else "[0]"
         slot = "stage" if plan.scale_slots == tile.stages else f"stage % {plan.scale_slots}"
         half = str(tile.group_rows) if tile.parts == 1 else "(tile_rows / 2)"
         own = f"own * {half} + " if tile.schedule == "cooperative" else ""

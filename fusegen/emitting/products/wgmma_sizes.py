@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from fusegen.planner.products.parts import BlockScales
 from fusegen.planner.products.slice_scales import slice_scales
-from fusegen.planner.products.wgmma import SEGMENT_LINES, WgmmaPlan, WgmmaTile
+from fusegen.planner.products.wgmma import SEGMENT_LINES, WgmmaPlan
 from fusegen.planner.products.wgmma_codes import CodedTile
+from fusegen.planner.products.wgmma_tiles import WgmmaTile
 
 
 def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ from fusegen.language.types import DType, bf16, f16
 from fusegen.planner.model import Access, Store
 from fusegen.planner.parts import BOXED
 from fusegen.planner.products.parts import OutputGroup
-from fusegen.planner.products.wgmma import LINE_ELEMENTS
+from fusegen.planner.products.wgmma_tiles import LINE_ELEMENTS
 
 PAIRS: Mapping[DType, str] = {
     f16: "__floats2half2_rn({0}, {1})",

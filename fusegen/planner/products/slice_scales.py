@@ -33,7 +33,7 @@ FEW_SLOTS, MOST_ROWS = 2, 128  # slices whose scales tiles of more rows have roo
 def blocks_across(width: int) -> int:
     """How many scales a row of so many columns of a product has: of blocks of 128, or of each half of one where tiles
     begin within blocks."""
-    return max(1, width // (BLOCK // 2)) if BLOCK % width else 1
+    return 1 if BLOCK % width == 0 else width // BLOCK if width % BLOCK == 0 else width // (BLOCK // 2)
 
 
 def scale_slots(rows: int, stages: int) -> int:

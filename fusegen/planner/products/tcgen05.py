@@ -28,7 +28,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusegen.planner.model import Summed
-from fusegen.planner.products.wgmma import WgmmaPlan, WgmmaTile
+from fusegen.planner.products.wgmma import WgmmaPlan
+from fusegen.planner.products.wgmma_tiles import WgmmaTile
 from fusegen.planner.tile import LINE_BYTES, unusual
 from fusegen.targets.atoms import Atom
 

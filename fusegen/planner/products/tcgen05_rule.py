@@ -20,7 +20,7 @@ from fusegen.planner.products.factors import no_unit
 from fusegen.planner.products.output_groups import groups, need_whole_groups, taken_apart
 from fusegen.planner.products.tcgen05 import Tcgen05Plan, Tcgen05Tile, tiles_of_few, tiles_of_many
 from fusegen.planner.products.tcgen05_cost import estimate
-from fusegen.planner.products.wgmma import LINE_ELEMENTS, WgmmaTile, WgmmaWork
+from fusegen.planner.products.wgmma import WgmmaWork
 from fusegen.planner.products.wgmma_operands import prepared_matrix
 from fusegen.planner.products.wgmma_rule import (
     FEW_ROWS,
@@ -28,6 +28,7 @@ from fusegen.planner.products.wgmma_rule import (
     WgmmaDraft,
     check,
 )
+from fusegen.planner.products.wgmma_tiles import LINE_ELEMENTS, WgmmaTile
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 

@@ -28,8 +28,7 @@ of their own, and are added to the tile's in f32, while the other group multipli
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Access, Summed
@@ -38,19 +37,16 @@ from fusegen.planner.products.parts import (
     InnerSegments,
     Operand,
     ProductPlan,
-    ProductTile,
     ProductWork,
     Prologue,
     Segments,
 )
 from fusegen.planner.products.product_cost import tiles_down
 from fusegen.planner.products.slice_scales import scale_slots
+from fusegen.planner.products.wgmma_tiles import CONSUMERS, LINE_ELEMENTS, WgmmaTile
 from fusegen.planner.tile import LINE_BYTES, unusual
-from fusegen.targets.atoms import Atom
 
-LINE_ELEMENTS = 64  # halves of a line of shared memory, the widest swizzle
-PRODUCERS = 1  # groups that bring slices,
-CONSUMERS = 2  # and that multiply them
+PRODUCERS = 1  # groups that bring slices
 SEGMENT_LINES = 64  # of rows or columns of a slice, however they lie
 SEGMENT_BYTES = SEGMENT_LINES * LINE_BYTES
 LAUNCH_REGISTERS = 168  # of a thread as launched: 3 groups of as many threads share 65536,
@@ -59,172 +55,16 @@ LAUNCH_REGISTERS = 168  # of a thread as launched: 3 groups of as many threads s
 # SwiGLU of 128 x 256 spilled 16 bytes of groups, and 104 where rows are named too, 20 with 72, and in clusters with 88.
 SHARED_REGISTERS = ((40, 232), (56, 224), (88, 208), (104, 200))
 FEW_PRODUCER_REGISTERS, FEW_CONSUMER_REGISTERS = 24, 112  # where five groups are launched with 96 each
-BUFFERS = 2  # that a warp stores by turns
 SLICES_AHEAD = 2  # slices whose pairs are on their way
 PIECE_BYTES = 16  # that a thread copies of a row at once
 MOST_K = 2**31 - 1  # of what groups are summed over, which kernels count in 32 bits
 PLACE_BYTES = 32  # of a tile's place in shared memory: up to seven numbers
 MOST_KEPT_REGISTERS = 80  # registers beside 128 sums and two prepared slices; with 88 a kernel spilled
 
-GroupSchedule = Literal["pingpong", "cooperative"]
-
 
 def box_cols(cols: int) -> int:
     """Columns of the boxes that so many are stored by: lines of 128, 64 or 32 bytes."""
     return next(box for box in (LINE_ELEMENTS, LINE_ELEMENTS // 2, LINE_ELEMENTS // 4) if cols % box == 0)
-
-
-@dataclass(frozen=True, slots=True)
-class WgmmaTile(ProductTile):
-    """How the work is shared. A tile is `rows` x `cols`, those of its output group's products side by side; `stages`
-    slices of 64 of what is summed are in shared memory at a time. The `cluster` blocks of one cluster have tiles one
-    below the other, and each brings its part of the columns to all of them. `group` rows of tiles are taken column by
-    column. Of `split_k` blocks of one cluster each sums a part of the K of one tile, and finishes a part of its
-    columns. Cooperative groups may have fewer rows than the instructions' 128: the others' sums are of zeros, and are
-    not stored."""
-
-    stages: int
-    schedule: GroupSchedule
-    cluster: int = 1
-    group: int = 8
-    split_k: int = 1
-    atom: Atom = field(kw_only=True)
-
-    @property
-    def consumers(self) -> int:
-        """Groups of warps that multiply."""
-        return CONSUMERS
-
-    @property
-    def slices_a_stage(self) -> int:
-        """Slices of 64 that are copied together."""
-        return 1
-
-    @property
-    def k_parts(self) -> int:
-        """Parts of consumers that share a tile's slices."""
-        return 1
-
-    @property
-    def blocks(self) -> int:
-        """Of a cluster as launched."""
-        return self.cluster * self.split_k
-
-    @property
-    def pair(self) -> bool:
-        """Do the blocks of a cluster multiply together, of which each brings a part of the right factor's columns to
-        itself alone?"""
-        return False
-
-    @property
-    def group_rows(self) -> int:
-        """Rows whose sums one group of warps holds."""
-        return self.rows if self.schedule == "pingpong" else max(self.atom.rows, self.rows // self.consumers)
-
-    @property
-    def held_rows(self) -> int:
-        """Rows whose sums are held, and which slices of the left factor have room for."""
-        return self.group_rows * (1 if self.schedule == "pingpong" else self.consumers)
-
-    @property
-    def parts(self) -> int:
-        """Instructions that cover them."""
-        return self.group_rows // self.atom.rows
-
-    @property
-    def part_rows(self) -> int:
-        """Rows of a warp from one part's to the next one's."""
-        return self.atom.rows
-
-    @property
-    def sums(self) -> int:
-        """f32 values that one thread holds of each part."""
-        return self.accumulators(self.cols) // self.parts
-
-    def accumulators(self, width: int) -> int:
-        """f32 values that one thread holds of a product of so many columns."""
-        return self.parts * width // self.atom.col_step * self.atom.accumulators
-
-    @property
-    def warps(self) -> int:
-        """Of all groups that multiply."""
-        return self.consumers * self.atom.warps
-
-    @property
-    def storing_warps(self) -> int:
-        """That have a place for boxes to be stored."""
-        return self.warps
-
-    @property
-    def box_rows(self) -> int:
-        """Of a box that one warp stores."""
-        return self.atom.warp_rows
-
-    @property
-    def box_bytes(self) -> int:
-        """Of its place in shared memory."""
-        return self.box_rows * LINE_BYTES
-
-    @property
-    def left_bytes(self) -> int:
-        """Of one slice of the left factor."""
-        return self.held_rows * LINE_BYTES
-
-    @property
-    def right_bytes(self) -> int:
-        return self.cols * LINE_BYTES
-
-    @property
-    def stage_bytes(self) -> int:
-        return self.left_bytes + self.right_bytes
-
-    @property
-    def right_at(self) -> int:
-        """Where the right factors' slices begin in shared memory."""
-        return self.stages * self.left_bytes
-
-    @property
-    def staging_at(self) -> int:
-        """Where boxes wait to be stored."""
-        return self.stages * self.stage_bytes
-
-    @property
-    def exchange_at(self) -> int:
-        """Where the sums of all blocks that share a tile meet, of each one's columns: in place of the right factors'
-        slices, which all blocks have multiplied by then."""
-        return self.right_at
-
-    @property
-    def exchange_bytes(self) -> int:
-        return 4 * self.held_rows * self.cols if self.split_k > 1 else 0
-
-    @property
-    def buffers(self) -> int:
-        """Of a warp's boxes that wait to be stored: it fills them by turns."""
-        return BUFFERS
-
-    @property
-    def barriers_at(self) -> int:
-        return self.staging_at + self.storing_warps * self.buffers * self.box_bytes
-
-    @property
-    def barriers(self) -> int:
-        """mbarriers: one for each full and each empty stage, two that tell whose turn it is (ping-pong), and where
-        blocks share a tile one for each warp that adds up."""
-        return 2 * self.stages + CONSUMERS + (self.warps if self.split_k > 1 else 0)
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.barriers_at + 8 * self.barriers
-
-    def statistics_bytes(self, count: int) -> int:
-        """Of so many statistics of each row, from all blocks that share a tile: every thread has two rows of them."""
-        return self.split_k * CONSUMERS * self.atom.threads * 8 * count if self.split_k > 1 else 0
-
-    @property
-    def releases(self) -> int:
-        """Warps that are done with a slice before its place is free: of all blocks that write there."""
-        return self.atom.warps * self.cluster * (1 if self.schedule == "pingpong" else self.consumers // self.k_parts)
 
 
 def vector_bytes(prologue: Prologue | None) -> int:
@@ -263,14 +103,6 @@ class WgmmaWork(ProductWork):
     def lanes_store(self) -> bool:
         """Do lanes alone store boxes of groups' rows? Promoted sums leave no registers for tensor copies as well."""
         return bool(self.segments and self.promote)
-
-    @property
-    def takes_turns(self) -> bool:
-        """Do consumers ask for their products by turns, so that one's are summed while the other's sums are promoted?
-        Both at once leave the tensor cores idle: of 4096 x 7168 x 16384, scaled by blocks, 779 us became 721 (H200).
-        Tiles of few rows wait for memory: 64 x 24576 x 1536 took 23.1 us without turns, and 25.2 with them."""
-        several = self.tile.schedule == "cooperative" and self.tile.rows > self.tile.atom.rows
-        return self.promoted_slices > 0 and several and not self.coding
 
     @property
     def scale_slots(self) -> int:
@@ -483,6 +315,11 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         """Are slices of all tiles in the same places of the ring, so that a loop goes over these, and addresses are
         constants?"""
         return not (self.inner_segments or self.brought) and self.steps % self.tile.stages == 0
+
+    @property
+    def fences_both(self) -> bool:
+        """Are sums of a slice and sums of a tile, which are more of them, kept from being reordered?"""
+        return self.promoted_slices > 0 and self.tile.across > 1 and self.unrolled_slices and not self.block_scales
 
     @property
     def place_bytes(self) -> int:

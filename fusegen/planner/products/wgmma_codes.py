@@ -35,8 +35,9 @@ from fusegen.planner.model import Access, Layout, Param
 from fusegen.planner.products.factors import no_unit
 from fusegen.planner.products.output_groups import groups, need_whole_groups, taken_apart
 from fusegen.planner.products.parts import Coding, Operand
-from fusegen.planner.products.wgmma import CONSUMERS, LINE_ELEMENTS, WgmmaPlan, WgmmaTile
+from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.planner.products.wgmma_rule import LEAST_COLS, LEAST_STAGES, WgmmaDraft, check
+from fusegen.planner.products.wgmma_tiles import CONSUMERS, LINE_ELEMENTS, WgmmaTile
 from fusegen.planner.tile import LINE_BYTES
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target

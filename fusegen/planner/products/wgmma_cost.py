@@ -33,7 +33,8 @@ from fusegen.planner.model import Cost
 from fusegen.planner.products.gemm_duration import L2_GBS, lying
 from fusegen.planner.products.parts import Operand
 from fusegen.planner.products.product_cost import floors, group_count, product_traffic, tiles_down
-from fusegen.planner.products.wgmma import CONSUMERS, LAUNCH_REGISTERS, WgmmaWork
+from fusegen.planner.products.wgmma import LAUNCH_REGISTERS, WgmmaWork
+from fusegen.planner.products.wgmma_tiles import CONSUMERS
 from fusegen.planner.rows.duration import COPY_SHARE
 from fusegen.planner.tile import LINE_BYTES
 from fusegen.planner.time import overlapped
@@ -45,8 +46,15 @@ RATE_SHARE = 1.0  # of the data sheet's matrix rate, which the SMs' clocks excee
 # 8 bits: of 43 plans at 4096^3, 8192^3, 4096 x 14336 x 4096 and 4096 x 7168 x 16384 on an H100 (docs/measurements.md,
 # "Products of 8 bits"). A promoted slice is waited for before it is added, of a tile of two parts twice. Whole numbers
 # draw less power, but two tiles by turns take more of it; and by 16 rows of tiles, turns meet in the L2 cache.
-PROMOTED_FACTOR = {1: 1.10, 2: 1.13}  # by parts of a tile
+PROMOTED_FACTOR = {1: 1.10, 2: 1.13}  # by parts of a tile's rows
 SCALED_WIDE_FACTOR = 1.025  # of 128 x 192, next to 256 x 128, where blocks are scaled: 1.00 to 1.035 of five products
+# Of two halves of columns, 128 x 256: where blocks are scaled 0.988, 0.971 and 0.975 of the time of 256 x 128, where by
+# 1.13 and 1.025 1.023, 1.017 and 1.023 would have been said (4096 x 28672 x 4096, and groups of 8 x 1024 and 4 x 8192
+# rows, N = 4096 and K = 7168; one H200, medians of 9 to 11 by turns, L2 cold). By rows and columns 1.015 and 1.0 (4096
+# x 14336 x 4096, and 8192^3).
+SCALED_ACROSS_FACTOR, ACROSS_FACTOR = 1.11, 1.14
+# In clusters of two, groups of 1024 and 8192 rows took 0.982 to 0.994 in tiles of 128 rows, and 1.015 and 1.054 of 256.
+PROMOTED_GROUPS_CLUSTERS_FACTOR = {1: 0.985, 2: 1.03}  # by parts
 PINGPONG_F8_FACTOR = 1.03
 PINGPONG_WHOLE_FACTOR = 1.13
 COOPERATIVE_WHOLE_FACTOR = 0.95
@@ -197,8 +205,7 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
     if tile.cols < WIDE_COLS:
         each *= NARROW_FACTOR
     if work.promote:
-        each *= PROMOTED_FACTOR[tile.parts]
-        each *= SCALED_WIDE_FACTOR if work.block_scales and work.width > WIDE_COLS else 1.0
+        each *= promoted_factor(work)
     products = mean_steps(work) * (coded(work) if work.coding else preparing(work, parts, each))
     # an element passes its own output group's alone
     issued = STORED_SLOTS + slots(work, parts.epilogue) / len(work.output_groups)
@@ -221,7 +228,7 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
             time *= APART_ORDER_FACTOR if tile.group > USUAL_ORDER and tile.cluster == 1 else 1.0
         time *= INNER_HOT_FACTOR if work.inner_segments and tile.cols >= INNER_WIDE_COLS else 1.0
     if tile.cluster > 1:
-        time = CLUSTER_US + time * (CLUSTERS_F32_FACTOR if f32_factors else CLUSTERS_FACTOR)
+        time = CLUSTER_US + time * clusters_factor(work)
     if f32_factors and tile.group > 8:
         time *= GROUPS_F32_FACTOR
     if work.coding:
@@ -229,6 +236,14 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
     elif tile.split_k > 1:
         time += MET_US + EXCHANGED_US * tile.cols / WIDE_COLS
     return time * (1.0 + SPREAD_SHARE * max(0.0, spread(work, *extents) - SPREAD_FREE_FACTOR))
+
+
+def promoted_factor(work: WgmmaWork) -> float:
+    """How much longer slices take whose sums are promoted."""
+    if work.tile.across > 1:
+        return SCALED_ACROSS_FACTOR if work.block_scales else ACROSS_FACTOR
+    wide = work.block_scales is not None and work.width > WIDE_COLS
+    return PROMOTED_FACTOR[work.tile.parts] * (SCALED_WIDE_FACTOR if wide else 1.0)
 
 
 def coded(work: WgmmaWork) -> float:
@@ -280,6 +295,15 @@ def inner_factor(work: WgmmaWork) -> float:
     if work.tile.cols >= INNER_WIDE_COLS:
         return INNER_WIDE_CLUSTERS_FACTOR if clusters else INNER_WIDE_FACTOR
     return INNER_CLUSTERS_FACTOR if clusters else INNER_FACTOR
+
+
+def clusters_factor(work: WgmmaWork) -> float:
+    """How much longer, or less long, tiles take in clusters."""
+    if work.dtype is f32:
+        return CLUSTERS_F32_FACTOR
+    if work.promote and work.segments:
+        return PROMOTED_GROUPS_CLUSTERS_FACTOR[work.tile.parts]
+    return CLUSTERS_FACTOR
 
 
 def narrow_factor(work: WgmmaWork) -> float:

@@ -9,7 +9,7 @@ from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Layout
 from fusegen.planner.products.factors import Use, line_of
 from fusegen.planner.products.output_groups import within
-from fusegen.planner.products.wgmma import LINE_ELEMENTS
+from fusegen.planner.products.wgmma_tiles import LINE_ELEMENTS
 
 VECTOR_COLS = 8  # elements of 16 bytes
 EIGHT_COLS = 8  # of an instruction's sums: a thread has a pair of them

@@ -72,17 +72,7 @@ from fusegen.planner.products.parts import (
 )
 from fusegen.planner.products.product_cost import product_rounding, tiles_down
 from fusegen.planner.products.slice_scales import scale_bytes
-from fusegen.planner.products.wgmma import (
-    LINE_ELEMENTS,
-    PLACE_BYTES,
-    GroupSchedule,
-    WgmmaPlan,
-    WgmmaTile,
-    WgmmaWork,
-    box_cols,
-    regime,
-    vector_bytes,
-)
+from fusegen.planner.products.wgmma import PLACE_BYTES, WgmmaPlan, WgmmaWork, box_cols, regime, vector_bytes
 from fusegen.planner.products.wgmma_cost import estimate
 from fusegen.planner.products.wgmma_operands import (
     QUAD_COLS,
@@ -94,6 +84,14 @@ from fusegen.planner.products.wgmma_operands import (
     prepared_matrix,
     scales,
     unaligned,
+)
+from fusegen.planner.products.wgmma_tiles import (
+    LINE_ELEMENTS,
+    GroupSchedule,
+    WgmmaTile,
+    promoted_tiles,
+    tiles_of_few,
+    tiles_of_many,
 )
 from fusegen.planner.tile import LINE_BYTES
 from fusegen.targets.atoms import Atom
@@ -109,37 +107,6 @@ MOST_EARLY_BYTES = 4  # bytes of all vectors' elements: a thread keeps 32 or 64 
 LEAST_COLS = 16  # of a box that is stored: a sector of 32 bytes a row
 LEAST_STAGES = 3
 MOST_PRODUCTS = 2  # whose sums a thread has registers for
-
-
-def tiles_of_many(atom: Atom) -> tuple[WgmmaTile, ...]:
-    """6 slices of 32 KiB, or 4 of 48, and what waits to be stored fill the 227 KiB of a block."""
-    largest = WgmmaTile(128, 128, 6, "pingpong", atom=atom), WgmmaTile(128, 256, 4, "cooperative", atom=atom)
-    return tuple(
-        replace(tile, cluster=cluster, group=group) for tile in largest for cluster in (1, 2) for group in (8, 16)
-    )
-
-
-def promoted_tiles(atom: Atom) -> tuple[WgmmaTile, ...]:
-    """The same where sums are promoted: a thread has registers for 128 sums and for those of 64 rows that come to them,
-    or for twice 96. Both groups multiply by turns, and each adds while the other one multiplies."""
-    largest = WgmmaTile(256, 128, 4, "cooperative", atom=atom), WgmmaTile(128, 192, 4, "cooperative", atom=atom)
-    return tuple(
-        replace(tile, cluster=cluster, group=group) for tile in largest for cluster in (1, 2) for group in (8, 16)
-    )
-
-
-def tiles_of_few(atom: Atom) -> tuple[WgmmaTile, ...]:
-    """Where those would leave SMs without a tile: other widths, and tiles that several blocks sum together."""
-    return (
-        WgmmaTile(128, 192, 4, "cooperative", atom=atom),
-        WgmmaTile(128, 160, 5, "cooperative", atom=atom),
-        WgmmaTile(128, 128, 6, "cooperative", atom=atom),
-        WgmmaTile(128, 64, 8, "cooperative", atom=atom),
-        WgmmaTile(128, 128, 6, "cooperative", split_k=2, atom=atom),
-        WgmmaTile(128, 128, 6, "cooperative", split_k=4, atom=atom),
-        WgmmaTile(128, 64, 8, "cooperative", split_k=2, atom=atom),
-        WgmmaTile(128, 64, 8, "cooperative", split_k=4, atom=atom),
-    )
 
 
 def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
@@ -435,7 +402,7 @@ class WgmmaDraft(ProductDraft):
         whole = need_whole_groups(self.groups, self.hoisted)  # columns that a tile has to have
         if whole and (tile.split_k > 1 or not holds_groups(self.hoisted, tile.cols // self.together, whole)):
             return False
-        if (promote := self.promote(tile.atom)) and tile.parts > 1:
+        if (promote := self.promote(tile.atom)) and tile.parts * tile.across > 1:
             if promote > LINE_BYTES // self.dtype.bytes:  # sums of both parts would wait
                 return False
             if self.brings:  # boxes of so many rows are longer than a slice of the right factor
