@@ -228,7 +228,6 @@ fp8_gemm(
     float sums[2][64];
     int stage = 0;
     unsigned parity = 0;
-    if (own == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");  // the first turn is the first consumer's
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const Place at = place_of(tile, tiles_down);
       const int row0 = at.row0 + own * (tile_rows / 2) + warp * 16;  // the warp's first
@@ -245,7 +244,6 @@ fp8_gemm(
           wait_at(full + 8 * stage, parity);
           #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            asm volatile("bar.sync %0, 256;" :: "r"(1 + own) : "memory");  // its turn to ask for products
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
             #pragma unroll
             for (int k = 0; k < 4; ++k) {
@@ -254,7 +252,6 @@ fp8_gemm(
                   right_slices + stage * (right_bytes / 16) + k * 2, k != 0);
             }
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            asm volatile("bar.arrive %0, 256;" :: "r"(2 - own) : "memory");  // the other's turn
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             fence_sums(partial);
             #pragma unroll
@@ -328,7 +325,6 @@ fp8_gemm(
         }
       }
     }
-    if (own == 0) asm volatile("bar.sync 1, 256;" ::: "memory");  // it was told of a turn that it does not take
     if (lane == 0) wait_stores<0>();
   }
 }

@@ -6,8 +6,8 @@
 //         return F.dequantize(x, sx.T) @ F.dequantize(w, sw).T
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 1979 TFLOP/s for products
-// tile     cooperative: two consumer warpgroups share tiles of 256x128, a producer 4 slices of 128
-//          ahead; persistent blocks, 8 rows of tiles at a time
+// tile     cooperative: two consumer warpgroups share tiles of 128x256, a producer 4 slices of 128
+//          ahead; persistent blocks, 16 rows of tiles at a time
 // traffic  362.8 MB moved, 245.4 MB ideal, 243.3 MB with products apart, 249.6 MB unfused in 2 launches
 // floor    486.2 us at 1979 TFLOP/s for products; compute-bound at 2651.54 flop/B
 // rounding to 14 significant bits sums of 128 products, which are added in f32; out to bf16 when
@@ -18,10 +18,10 @@
 #include <cuda_bf16.h>
 
 // a tile, the slices of the depth that are summed one after another, and how many shared memory holds
-constexpr int tile_rows = 256, tile_cols = 128, tile_k = 128, stages = 4;
+constexpr int tile_rows = 128, tile_cols = 256, tile_k = 128, stages = 4;
 constexpr int steps = 128;
-constexpr int tiles_across = 56;
-constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
+constexpr int tiles_across = 28;
+constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int scaled_cols = 128;  // columns that share a scale
 constexpr int warpgroup = 128;  // threads
 // bytes of a line of shared memory, and of slices
@@ -46,7 +46,7 @@ struct Place {
   int row0, col0;
 };
 
-// 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+// 16 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
 __device__ __forceinline__ Place place_of(int tile, int tiles_down) {
   Place at;
   const int first = tile / group_tiles * group;
@@ -220,24 +220,23 @@ fp8_block_gemm(
       const int thread = threadIdx.x % 64;
       int stage = 0;
       unsigned parity = 1;  // of an empty ring
-      int read = 2;  // the place of the slice whose scales are replaced: there is room for those of 2 slices
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const Place at = place_of(tile, tiles_down);
         for (int step = 0; step < steps; ++step) {
-          wait_at(empty + 8 * read, parity);
-          if (++read == stages) {
-            read = 0;
-            parity ^= 1;
-          }
-          const unsigned to = left + scales_at + stage % 2 * slice_scales * 4;
+          wait_at(empty + 8 * stage, parity);
+          const unsigned to = left + scales_at + stage * slice_scales * 4;
           #pragma unroll
-          for (int i = 0; i < 4; ++i) {
+          for (int i = 0; i < 2; ++i) {
             const long long row = at.row0 + i * 64 + thread;
             copy_scale(to + (i * 64 + thread) * 4, sx_ptr + (row < rows ? row + step * sx_ld : 0), row < rows ? 4 : 0);
           }
-          if (thread == 0) copy_scale(to + tile_rows * 4, sw_ptr + at.col0 / scaled_cols * sw_ld + step, 4);
+          if (thread == 0) copy_scale(to + tile_rows * 4, sw_ptr + (at.col0) / scaled_cols * sw_ld + step, 4);
+          if (thread == 1) copy_scale(to + (tile_rows + 1) * 4, sw_ptr + (at.col0 + 128) / scaled_cols * sw_ld + step, 4);
           arrive_with_copies(full + 8 * stage);
-          if (++stage == stages) stage = 0;
+          if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+          }
         }
       }
     }
@@ -249,98 +248,88 @@ fp8_block_gemm(
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
     constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
-    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * 2 * segment_bytes);
+    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * segment_bytes);
     const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
-    float sums[2][64];
+    float sums[1][128];
     const float* const all_scales = reinterpret_cast<const float*>(shared + scales_at);
     int stage = 0;
     unsigned parity = 0;
-    if (own == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");  // the first turn is the first consumer's
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const Place at = place_of(tile, tiles_down);
-      const int row0 = at.row0 + own * (tile_rows / 2) + warp * 16;  // the warp's first
+      const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
       #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        #pragma unroll
-        for (int j = 0; j < 64; ++j) sums[i][j] = 0.0f;
-      }
+      for (int j = 0; j < 128; ++j) sums[0][j] = 0.0f;
       float partial[64];  // sums of each slice: the tensor cores keep 14 bits of them
       #pragma unroll 1
       for (int first = 0; first < steps; first += stages) {
         #pragma unroll
         for (int stage = 0; stage < stages; ++stage) {  // a tile's slices are in all places of the ring, from the first one on
           wait_at(full + 8 * stage, parity);
-          const float* const scales = all_scales + stage % 2 * slice_scales;
-          float scale[1][2][2];  // of this slice's blocks: of a row, times of 128 columns
+          const float* const scales = all_scales + stage * slice_scales;
+          float scale[2][1][2];  // of this slice's blocks: of a row, times of 128 columns
           #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            #pragma unroll
-            for (int r8 = 0; r8 < 2; ++r8) {
-              const float of_row = scales[own * (tile_rows / 2) + warp * 16 + i * 64 + r8 % 2 * 8 + lane / 4];
-              scale[0][i][r8] = of_row * scales[tile_rows];
-            }
-          }
-          __syncwarp();  // all lanes have read
-          #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            asm volatile("bar.sync %0, 256;" :: "r"(1 + own) : "memory");  // its turn to ask for products
+          for (int part = 0; part < 2; ++part) {
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
             #pragma unroll
             for (int k = 0; k < 4; ++k) {
               multiply_add(
-                  partial, left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
-                  right_slices + stage * (right_bytes / 16) + k * 2, k != 0);
+                  partial, left_slices + stage * (left_bytes / 16) + k * 2,
+                  right_slices + stage * (right_bytes / 16) + part * (128 * line_bytes / 16) + k * 2, k != 0);
             }
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            asm volatile("bar.arrive %0, 256;" :: "r"(2 - own) : "memory");  // the other's turn
+            if (part == 0) {  // read while the tensor cores are at it
+              #pragma unroll
+              for (int r8 = 0; r8 < 2; ++r8) {
+                const float of_row = scales[own * 64 + warp * 16 + r8 % 2 * 8 + lane / 4];
+                scale[0][0][r8] = of_row * scales[tile_rows];
+                scale[1][0][r8] = of_row * scales[tile_rows + 1];
+              }
+              __syncwarp();  // all lanes have read
+            }
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             fence_sums(partial);
+            if (part == 1 && lane == 0) arrive_at(empty + 8 * stage);
             #pragma unroll
-            for (int j = 0; j < 64; ++j) sums[i][j] += partial[j] * scale[0][i][j / 2 % 2];
+            for (int j = 0; j < 64; ++j) sums[0][part * 64 + j] += partial[j] * scale[part][0][j / 2 % 2];
           }
-          if (lane == 0) arrive_at(empty + 8 * stage);
         }
         parity ^= 1;
       }
 
       #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int chunk = 0; chunk < 4; ++chunk) {
+        unsigned out_words[8][2];
         #pragma unroll
-        for (int chunk = 0; chunk < 2; ++chunk) {
-          unsigned out_words[8][2];
+        for (int n8 = 0; n8 < 8; ++n8) {
           #pragma unroll
-          for (int n8 = 0; n8 < 8; ++n8) {
+          for (int r8 = 0; r8 < 2; ++r8) {
+            const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+            float out_pair[2];
             #pragma unroll
-            for (int r8 = 0; r8 < 2; ++r8) {
-              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
-              float out_pair[2];
-              #pragma unroll
-              for (int j = 0; j < 2; ++j) {
-                const float matmul = sums[i][sum_at + j];
-                out_pair[j] = matmul;
-              }
-              const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
-              out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
+            for (int j = 0; j < 2; ++j) {
+              const float matmul = sums[0][sum_at + j];
+              out_pair[j] = matmul;
             }
+            const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
+            out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
           }
-          {
-            const unsigned buffer = staging + chunk % 2 * box_bytes;
-            if (lane == 0) wait_stores<1>();  // its last box has been read
-            __syncwarp();
-            #pragma unroll
-            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
-              store_matrices(
-                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
-                  out_words[n8 + 1][0], out_words[n8 + 1][1]);
-            }
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
-            __syncwarp();
-            if (lane == 0) store_box(out_map, buffer, at.col0 + chunk * 64, row0 + i * 64);
+        }
+        {
+          const unsigned buffer = staging + chunk % 2 * box_bytes;
+          if (lane == 0) wait_stores<1>();  // its last box has been read
+          __syncwarp();
+          #pragma unroll
+          for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
+            store_matrices(
+                buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
+                out_words[n8 + 1][0], out_words[n8 + 1][1]);
           }
+          asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+          __syncwarp();
+          if (lane == 0) store_box(out_map, buffer, at.col0 + chunk * 64, row0);
         }
       }
     }
-    if (own == 0) asm volatile("bar.sync 1, 256;" ::: "memory");  // it was told of a turn that it does not take
     if (lane == 0) wait_stores<0>();
   }
 }

@@ -6,8 +6,9 @@
 //         return F.grouped_matmul(F.dequantize(x, sx.T), F.dequantize(w, sw).mT, ends)
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 1979 TFLOP/s for products
-// tile     cooperative: two consumer warpgroups share tiles of 256x128, a producer 4 slices of 128
-//          ahead; persistent blocks, 8 rows of tiles at a time; each of rows of one of 8 groups
+// tile     cooperative: two consumer warpgroups share tiles of 128x256, a producer 4 slices of 128
+//          ahead, the right factor multicast in clusters of 2; persistent blocks, 8 rows of tiles at a
+//          time; each of rows of one of 8 groups
 // traffic  362.6 MB moved, 362.6 MB ideal, 360.7 MB with products apart, 366.3 MB unfused in 2 launches
 // floor    243.1 us at 1979 TFLOP/s for products; compute-bound at 1326.62 flop/B
 // rounding to 14 significant bits sums of 128 products, which are added in f32; out to bf16 when
@@ -36,10 +37,12 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a tile, the slices of the depth that are summed one after another, and how many shared memory holds
-constexpr int tile_rows = 256, tile_cols = 128, tile_k = 128, stages = 4;
+constexpr int tile_rows = 128, tile_cols = 256, tile_k = 128, stages = 4;
 constexpr int steps = 56;
+constexpr int cluster_rows = 2 * tile_rows;  // of the tiles of a cluster, one below the other
+constexpr int own_cols = tile_cols / 2;  // that each of its blocks brings to all
 constexpr int segments = 8;  // groups of rows
-constexpr int tiles_across = 32;
+constexpr int tiles_across = 16;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int scaled_cols = 128;  // columns that share a scale
 constexpr int warpgroup = 128;  // threads
@@ -54,7 +57,7 @@ constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * r
 constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
 constexpr int scales_at = barriers_at + 10 * 8;
 constexpr int slice_scales = tile_rows + 4;  // of a slice's rows, and of its columns
-constexpr int tile_places_at = 231552;  // behind all else
+constexpr int tile_places_at = 231584;  // behind all else
 
 // how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
 struct alignas(64) CUtensorMap {
@@ -107,7 +110,7 @@ __device__ __forceinline__ Own own_segments(const int* ends, long long rows) {
   own.begin = lane > 0 ? others_end : 0;
   int begin = own.begin;
   const int end = end_of(ends, lane, begin, most);
-  own.behind += (static_cast<unsigned>(end - begin) + tile_rows - 1) / tile_rows;
+  own.behind += (static_cast<unsigned>(end - begin) + cluster_rows - 1) / cluster_rows;
   const unsigned own_tiles = own.behind;
   #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -136,17 +139,17 @@ __device__ __forceinline__ Segment segment_of(long long rows, unsigned number, c
   if (owner == 32) {  // below all groups
     const int last = __shfl_sync(0xffffffffu, own.end, 31, 32);
     const unsigned over = number - __shfl_sync(0xffffffffu, own.behind, 31, 32);
-    return Segment{segments - 1, last + static_cast<long long>(over) * tile_rows, rows, false};
+    return Segment{segments - 1, last + static_cast<long long>(over) * cluster_rows, rows, false};
   }
   const long long first = __shfl_sync(0xffffffffu, own.begin, owner, 32)
-      + static_cast<long long>(number - __shfl_sync(0xffffffffu, own.before, owner, 32)) * tile_rows;
+      + static_cast<long long>(number - __shfl_sync(0xffffffffu, own.before, owner, 32)) * cluster_rows;
   return Segment{owner, first, __shfl_sync(0xffffffffu, own.end, owner, 32), true};
 }
 
 // how many tiles there are from top to bottom, which all lanes of a warp ask for
 __device__ __forceinline__ unsigned tiles_of(const Own& own, long long rows) {
   const int last = __shfl_sync(0xffffffffu, own.end, 31, 32);
-  return __shfl_sync(0xffffffffu, own.behind, 31, 32) + static_cast<unsigned>((rows - last + tile_rows - 1) / tile_rows);
+  return __shfl_sync(0xffffffffu, own.behind, 31, 32) + static_cast<unsigned>((rows - last + cluster_rows - 1) / cluster_rows);
 }
 
 // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
@@ -160,6 +163,7 @@ __device__ __forceinline__ Place place_of(int tile, int tiles_down, long long ro
   at.segment = here.number;
   at.of_group = here.of_group;
   at.col0 = tile % group_tiles / height * tile_cols;
+  at.row0 += __clusterRelativeBlockRank() * tile_rows;
   return at;
 }
 
@@ -181,8 +185,15 @@ __device__ __forceinline__ void wait_at(unsigned barrier, unsigned parity) {
       :: "r"(barrier), "r"(parity) : "memory");
 }
 
-__device__ __forceinline__ void arrive_at(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+// the same place in another block of the cluster
+__device__ __forceinline__ void arrive_in(unsigned barrier, unsigned rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}\n"
+      :: "r"(barrier), "r"(rank) : "memory");
 }
 
 // arrives, and lets the phase end when so many bytes are there as well
@@ -198,14 +209,6 @@ __device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, un
       :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
 }
 
-// the box of a tensor at x, y, z on its way to shared memory; beyond the tensor it is zeros
-__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y, int z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5}], [%2];"
-      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
-}
-
 // a scale on its way from global to shared memory; 0 where no bytes of it are asked for
 __device__ __forceinline__ void copy_scale(unsigned to, const float* from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(to), "l"(from), "r"(bytes) : "memory");
@@ -214,6 +217,16 @@ __device__ __forceinline__ void copy_scale(unsigned to, const float* from, int b
 // arrives once all that this thread has copied so far is there
 __device__ __forceinline__ void arrive_with_copies(unsigned barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(barrier) : "memory");
+}
+
+// the same, to this place in the shared memory of every block of the cluster
+__device__ __forceinline__ void copy_box_to_all(
+    unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4, %5}], [%2], %6;"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z),
+         "h"(static_cast<unsigned short>(3)) : "memory");
 }
 
 // four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
@@ -268,7 +281,7 @@ __device__ __forceinline__ void fence_sums(float (&sums)[64]) {
   for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sums[i]));
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
 grouped_fp8_block_gemm(
     const __grid_constant__ CUtensorMap x_map,
     const float* __restrict__ sx_ptr,
@@ -292,15 +305,17 @@ grouped_fp8_block_gemm(
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       start_barrier(full + 8 * stage, 65);
-      start_barrier(empty + 8 * stage, 8);  // warps that read the slice
+      start_barrier(empty + 8 * stage, 16);  // warps that read the slice
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  __syncthreads();
+  const int rank = __clusterRelativeBlockRank();
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
   Known known{own_segments(ends_ptr, rows)};
   const int tiles_down = static_cast<int>(tiles_of(known.own, rows));
   const int tiles = tiles_down * tiles_across;
-  if (blockIdx.x >= tiles) return;  // the groups need fewer tiles
+  if (blockIdx.x / 2 >= tiles) return;  // the groups need fewer tiles
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; 1 and 2: consumers
 
   if (role == 0) {
@@ -308,7 +323,7 @@ grouped_fp8_block_gemm(
     if (threadIdx.x < 32) {  // its lanes find each tile's group together
       int stage = 0;
       unsigned parity = 1;  // of an empty ring
-      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
         const Place at = place_of(tile, tiles_down, rows, known);
         if (threadIdx.x == 0) {
           wait_at(empty + 8 * stage, parity);
@@ -318,7 +333,8 @@ grouped_fp8_block_gemm(
             wait_at(empty + 8 * stage, parity);
             expect_bytes(arrived, slice_bytes);
             copy_box(left + stage * left_bytes, x_map, arrived, step * tile_k, at.row0);
-            copy_box(right + stage * right_bytes, w_map, arrived, step * tile_k, at.col0, at.segment);
+            copy_box_to_all(right + rank * (own_cols * line_bytes) + stage * right_bytes, w_map, arrived,
+                step * tile_k, at.col0 + rank * own_cols, at.segment);
             if (++stage == stages) {
               stage = 0;
               parity ^= 1;
@@ -331,24 +347,24 @@ grouped_fp8_block_gemm(
       const int thread = threadIdx.x % 64;
       int stage = 0;
       unsigned parity = 1;  // of an empty ring
-      int read = 2;  // the place of the slice whose scales are replaced: there is room for those of 2 slices
-      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
         const Place at = place_of(tile, tiles_down, rows, known);
         for (int step = 0; step < steps; ++step) {
-          wait_at(empty + 8 * read, parity);
-          if (++read == stages) {
-            read = 0;
-            parity ^= 1;
-          }
-          const unsigned to = left + scales_at + stage % 2 * slice_scales * 4;
+          wait_at(empty + 8 * stage, parity);
+          const unsigned to = left + scales_at + stage * slice_scales * 4;
           #pragma unroll
-          for (int i = 0; i < 4; ++i) {
+          for (int i = 0; i < 2; ++i) {
             const long long row = at.row0 + i * 64 + thread;
             copy_scale(to + (i * 64 + thread) * 4, sx_ptr + (row < rows ? row + step * sx_ld : 0), row < rows ? 4 : 0);
           }
-          if (thread == 0) copy_scale(to + tile_rows * 4, sw_ptr + at.segment * sw_group + at.col0 / scaled_cols * sw_ld + step, 4);
+          if (thread == 0) copy_scale(to + tile_rows * 4, sw_ptr + at.segment * sw_group + (at.col0) / scaled_cols * sw_ld + step, 4);
+          if (thread == 1) copy_scale(to + (tile_rows + 1) * 4, sw_ptr + at.segment * sw_group + (at.col0 + 128) / scaled_cols * sw_ld
+              + step, 4);
           arrive_with_copies(full + 8 * stage);
-          if (++stage == stages) stage = 0;
+          if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+          }
         }
       }
     }
@@ -360,114 +376,103 @@ grouped_fp8_block_gemm(
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
     constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
-    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * 2 * segment_bytes);
+    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * segment_bytes);
     const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
-    float sums[2][64];
+    float sums[1][128];
     const float* const all_scales = reinterpret_cast<const float*>(shared + scales_at);
     int stage = 0;
     unsigned parity = 0;
-    if (own == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");  // the first turn is the first consumer's
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
       wait_at(full + 8 * stage, parity);
       const Place at = tile_places[stage];
       __syncwarp();  // all lanes have read
-      const int row0 = at.row0 + own * (tile_rows / 2) + warp * 16;  // the warp's first
+      const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
       #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        #pragma unroll
-        for (int j = 0; j < 64; ++j) sums[i][j] = 0.0f;
-      }
+      for (int j = 0; j < 128; ++j) sums[0][j] = 0.0f;
       float partial[64];  // sums of each slice: the tensor cores keep 14 bits of them
       #pragma unroll 1
       for (int first = 0; first < steps; first += stages) {
         #pragma unroll
         for (int stage = 0; stage < stages; ++stage) {  // a tile's slices are in all places of the ring, from the first one on
           wait_at(full + 8 * stage, parity);
-          const float* const scales = all_scales + stage % 2 * slice_scales;
-          float scale[1][2][2];  // of this slice's blocks: of a row, times of 128 columns
+          const float* const scales = all_scales + stage * slice_scales;
+          float scale[2][1][2];  // of this slice's blocks: of a row, times of 128 columns
           #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            #pragma unroll
-            for (int r8 = 0; r8 < 2; ++r8) {
-              const float of_row = scales[own * (tile_rows / 2) + warp * 16 + i * 64 + r8 % 2 * 8 + lane / 4];
-              scale[0][i][r8] = of_row * scales[tile_rows];
-            }
-          }
-          __syncwarp();  // all lanes have read
-          #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            asm volatile("bar.sync %0, 256;" :: "r"(1 + own) : "memory");  // its turn to ask for products
+          for (int part = 0; part < 2; ++part) {
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
             #pragma unroll
             for (int k = 0; k < 4; ++k) {
               multiply_add(
-                  partial, left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
-                  right_slices + stage * (right_bytes / 16) + k * 2, k != 0);
+                  partial, left_slices + stage * (left_bytes / 16) + k * 2,
+                  right_slices + stage * (right_bytes / 16) + part * (128 * line_bytes / 16) + k * 2, k != 0);
             }
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            asm volatile("bar.arrive %0, 256;" :: "r"(2 - own) : "memory");  // the other's turn
+            if (part == 0) {  // read while the tensor cores are at it
+              #pragma unroll
+              for (int r8 = 0; r8 < 2; ++r8) {
+                const float of_row = scales[own * 64 + warp * 16 + r8 % 2 * 8 + lane / 4];
+                scale[0][0][r8] = of_row * scales[tile_rows];
+                scale[1][0][r8] = of_row * scales[tile_rows + 1];
+              }
+              __syncwarp();  // all lanes have read
+            }
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             fence_sums(partial);
+            if (part == 1 && lane < 2) arrive_in(empty + 8 * stage, lane);
             #pragma unroll
-            for (int j = 0; j < 64; ++j) sums[i][j] += partial[j] * scale[0][i][j / 2 % 2];
+            for (int j = 0; j < 64; ++j) sums[0][part * 64 + j] += partial[j] * scale[part][0][j / 2 % 2];
           }
-          if (lane == 0) arrive_at(empty + 8 * stage);
         }
         parity ^= 1;
       }
       if (!at.of_group) {  // whatever was multiplied
         #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          #pragma unroll
-          for (int j = 0; j < 64; ++j) sums[i][j] = 0.0f;
-        }
+        for (int j = 0; j < 128; ++j) sums[0][j] = 0.0f;
       }
 
       #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int chunk = 0; chunk < 4; ++chunk) {
+        unsigned out_words[8][2];
         #pragma unroll
-        for (int chunk = 0; chunk < 2; ++chunk) {
-          unsigned out_words[8][2];
+        for (int n8 = 0; n8 < 8; ++n8) {
           #pragma unroll
-          for (int n8 = 0; n8 < 8; ++n8) {
+          for (int r8 = 0; r8 < 2; ++r8) {
+            const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+            float out_pair[2];
             #pragma unroll
-            for (int r8 = 0; r8 < 2; ++r8) {
-              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
-              float out_pair[2];
-              #pragma unroll
-              for (int j = 0; j < 2; ++j) {
-                const float grouped_matmul = sums[i][sum_at + j];
-                out_pair[j] = grouped_matmul;
-              }
-              const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
-              out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
+            for (int j = 0; j < 2; ++j) {
+              const float grouped_matmul = sums[0][sum_at + j];
+              out_pair[j] = grouped_matmul;
+            }
+            const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
+            out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
+          }
+        }
+        {
+          const unsigned buffer = staging + chunk % 2 * box_bytes;
+          __syncwarp();
+          #pragma unroll
+          for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
+            store_matrices(
+                buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
+                out_words[n8 + 1][0], out_words[n8 + 1][1]);
+          }
+          __syncwarp();  // all lanes' pieces are there
+          #pragma unroll
+          for (int piece = lane; piece < 128; piece += 32) {  // 16 bytes of a row, which may not be the tile's
+            const int r = piece / 8;
+            const long long row = row0 + r;
+            const int col = at.col0 + chunk * 64 + piece % 8 * 8;
+            if (row < at.segment_end) {
+              store<8>(out_ptr + row * out_stride + col, load<8>(reinterpret_cast<const __nv_bfloat16*>(shared + (buffer - left)
+                  + r * line_bytes + (((piece % 8) ^ r % 8) << 4))));
             }
           }
-          {
-            const unsigned buffer = staging + chunk % 2 * box_bytes;
-            __syncwarp();
-            #pragma unroll
-            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
-              store_matrices(
-                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
-                  out_words[n8 + 1][0], out_words[n8 + 1][1]);
-            }
-            __syncwarp();  // all lanes' pieces are there
-            #pragma unroll
-            for (int piece = lane; piece < 128; piece += 32) {  // 16 bytes of a row, which may not be the tile's
-              const int r = piece / 8;
-              const long long row = row0 + i * 64 + r;
-              const int col = at.col0 + chunk * 64 + piece % 8 * 8;
-              if (row < at.segment_end) {
-                store<8>(out_ptr + row * out_stride + col, load<8>(reinterpret_cast<const __nv_bfloat16*>(shared + (buffer - left)
-                    + r * line_bytes + (((piece % 8) ^ r % 8) << 4))));
-              }
-            }
-            __syncwarp();  // wgmma and stmatrix want whole warps
-          }
+          __syncwarp();  // wgmma and stmatrix want whole warps
         }
       }
     }
-    if (own == 0) asm volatile("bar.sync 1, 256;" ::: "memory");  // it was told of a turn that it does not take
   }
+  __cluster_barrier_arrive();  // until here the other blocks may write to this one's shared memory
+  __cluster_barrier_wait();
 }
