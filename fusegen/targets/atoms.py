@@ -77,6 +77,10 @@ class Fragment:
     def col_text(self, *parts: tuple[str, int]) -> str:
         return " + ".join(filter(None, (term.text(parts) for term in self.cols)))
 
+    def own_col_text(self, *parts: tuple[str, int]) -> str:
+        """How many columns an element is behind its lane's first one."""
+        return " + ".join(filter(None, (term.text(parts) for term in self.cols if term.of == "i"))) or "0"
+
     @property
     def lane_cols(self) -> int:
         """Columns of which a lane's first element is one, over all lanes."""

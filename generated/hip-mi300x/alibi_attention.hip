@@ -267,18 +267,25 @@ alibi_attention(
     // scores become logits, and the largest of a row is found among those of all lanes that share it
     float peaks[1];
     peaks[0] = largest[0];
-    if (key0 + tile_keys <= free_end) {
+    // numbers of the thread's first column; those of others are as far from them as their columns
+    float distance_first[1];
+    constexpr int last_exact = 1 << 24;  // all whole numbers up to here are floats
+    bool exact = true;
+    const int last = last_here[0];
+    const int col_index = key0 + lane / 16 * 4;
+    const int last_minus_col_index = static_cast<int>(static_cast<unsigned>(last) - col_index);
+    const float distance = static_cast<float>(last_minus_col_index);
+    distance_first[0] = distance;
+    exact = exact && fabsf(distance) <= last_exact - tile_keys;
+    if (key0 + tile_keys <= free_end && exact) {
       #pragma unroll
       for (int n = 0; n < 2; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
           const float q_times_k = q_times_k_sums[n][i];
           const float slope = slope_here[0];
-          const int last = last_here[0];
+          const float distance = distance_first[0] - static_cast<float>(n * 16 + i);
           const float scores = q_times_k * 0.088388346f;
-          const int last_minus_col_index = static_cast<int>(static_cast<unsigned>(last) - col_index);
-          const float distance = static_cast<float>(last_minus_col_index);
           const float slope_times_distance = slope * distance;
           const float sub = scores - slope_times_distance;
           q_times_k_sums[n][i] = sub;

@@ -252,17 +252,24 @@ retention(
     }
 
     // scores become weights
-    if (key0 + tile_keys <= free_end) {
+    // numbers of the thread's first column; those of others are as far from them as their columns
+    float cast_first[1];
+    constexpr int last_exact = 1 << 24;  // all whole numbers up to here are floats
+    bool exact = true;
+    const int row_number = row_number_here[0];
+    const int col_number = key0 + lane / 16 * 4;
+    const int row_number_minus_col_number = static_cast<int>(static_cast<unsigned>(row_number) - col_number);
+    const float cast = static_cast<float>(row_number_minus_col_number);
+    cast_first[0] = cast;
+    exact = exact && fabsf(cast) <= last_exact - tile_keys;
+    if (key0 + tile_keys <= free_end && exact) {
       #pragma unroll
       for (int n = 0; n < 4; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int col_number = key0 + n * 16 + lane / 16 * 4 + i;
           const float q_times_k = q_times_k_sums[n][i];
-          const int row_number = row_number_here[0];
           const float neg = neg_here[0];
-          const int row_number_minus_col_number = static_cast<int>(static_cast<unsigned>(row_number) - col_number);
-          const float cast = static_cast<float>(row_number_minus_col_number);
+          const float cast = cast_first[0] - static_cast<float>(n * 16 + i);
           const float neg_times_cast = neg * cast;
           const float decay = exponential(neg_times_cast);
           const float q_times_k_times_decay = q_times_k * decay;

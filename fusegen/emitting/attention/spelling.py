@@ -28,6 +28,10 @@ class AttentionSpeller(ScoresSpeller):
         self.sums = f"{plan.behind.sums}_sums"
 
     @property
+    def place_in_tile(self) -> str:
+        return f"n * {self.plan.atom.cols} + "
+
+    @property
     def bodies(self) -> tuple[Body, ...]:
         return self.plan.tested, self.plan.free, self.plan.weight
 
@@ -253,6 +257,7 @@ class AttentionSpeller(ScoresSpeller):
             "accumulators": atom.accumulators,
             "col_name": self.col_name,
             "col": atom.fragment.col_text(("i", 1)),
+            "first_numbers": self.first_numbers(),
             "is_free": self.is_free(),
             "tested": tested,
             "tested_value": plan.tested.value,

@@ -279,6 +279,7 @@ class WeightsSpeller(WrittenWords):
             "accumulators": atom.accumulators,
             "col_name": self.col_name,
             "col": atom.fragment.col_text(("i", 1)),
+            "first_numbers": [],
             "is_free": self.is_free(),
             "tested": tested,
             "tested_value": plan.tested.value,

@@ -48,7 +48,15 @@ class ChainedWgmmaSpeller(WgmmaScoresSpeller, AttentionSpeller):
             for s in range(found.segments)
         ]
 
+    @property
+    def place_in_tile(self) -> str:
+        return ""
+
     # ---- a tanh of every score
+
+    @property
+    def votes(self) -> bool:
+        return bool(self.plan.tangent)
 
     def near(self) -> Mapping[str, Any]:
         """The argument of a tanh of every score, and what is made of scores where all of a warp's are small."""
@@ -191,6 +199,7 @@ class ChainedWgmmaSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "sums": self.sums,
             "col_name": self.col_name,
             "col": plan.atom.fragment.col_text(("i", 1)),
+            "first_numbers": self.first_numbers(),
             "is_free": self.is_free(),
             "tested": tested,
             "tested_value": plan.tested.value,

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import VALUE_TYPES, Dialect, all_of, float_text
+from fusegen.emitting.loops import each_line
 from fusegen.language.graph import COUNT_ELEMENTS
-from fusegen.language.types import DType, i32
-from fusegen.planner.attention.parts import Draw, ElementBody, Ends, EndText, ScoresPlan
+from fusegen.language.types import DType, f32, i32
+from fusegen.planner.attention.parts import Counted, Draw, ElementBody, Ends, EndText, ScoresPlan
 from fusegen.planner.attention.recognition import LARGEST_LOGIT
 from fusegen.planner.model import Access, Load, Statement
 from fusegen.planner.parts import Body, Number, Value, used_by
 from fusegen.planner.pieces import stride_name
+from fusegen.targets.atoms import F32_BITS
 
 FIRST_ELEMENT = "first_element"  # the index of a row's first score, in row-major order
 FEW_KEYS = 64  # numbers of keys up to this one need no name
@@ -155,8 +157,54 @@ class ScoresWords(Dialect):
         named = body.given in self.asked(body) and given != body.given
         lines = [f"const float {body.given} = {given};"] if named else []
         lines += self.row_values_of(body)
+        lines += [
+            self.define(c.value, f32, f"{first_of(c)}[{self.slot}] {'-' if c.step < 0 else '+'} {self.columns_behind}")
+            for c in body.counted
+            if c.value in self.asked(body)
+        ]
         counted = replace(body, body=tuple(s for s in body.body if s.op.name != "col_index"))  # the loop has its number
         return [*lines, *element_lines(counted, Element(self.operand, col=self.col_name), self)]
+
+    @property
+    def place_in_tile(self) -> str:
+        """Of the score at hand, the first column of its instruction's, as a term of a sum; empty where there is one."""
+        return ""
+
+    @property
+    def columns_behind(self) -> str:
+        """How many columns the score at hand is behind its thread's first one, a number once loops are unrolled."""
+        return f"static_cast<float>({self.place_in_tile}{self.plan.atom.fragment.own_col_text(('i', 1))})"
+
+    def first_numbers(self) -> list[str]:
+        """The lines that find the counted numbers of a thread's first column, for each of its rows."""
+        found, slots = self.plan.free.counted, self.row_slots
+        if not found:
+            return []
+        here: list[str] = []
+        made: set[str] = set()
+        for c in found:
+            asked = used_by(c.body) - made
+            here += [
+                self.define(name, dtype, f"{self.here(name)}[r]") for name, dtype in self.row_values if name in asked
+            ]
+            own = [s for s in c.body if s.name not in made]
+            here += self.statements(own, f"key0 + {self.plan.atom.fragment.col_text()}")
+            made |= {*asked, *(s.name for s in own)}
+            here.append(f"{first_of(c)}[r] = {c.value};")
+            here.append(f"exact = exact && fabsf({c.value}) <= last_exact - tile_keys;")
+        return [
+            "// numbers of the thread's first column; those of others are as far from them as their columns",
+            *(f"float {first_of(c)}[{slots}];" for c in found),
+            f"constexpr int last_exact = 1 << {F32_BITS};  // all whole numbers up to here are floats",
+            "bool exact = true;",
+            *each_line(here, "r", slots),
+            *(["exact = __all_sync(0xffffffffu, exact);"] if self.votes else []),
+        ]
+
+    @property
+    def votes(self) -> bool:
+        """Do the lanes of a warp meet in tiles that need no test?"""
+        return False
 
     def row_values_of(self, body: Body) -> list[str]:
         """The row values that a body asks for, by their names."""
@@ -318,7 +366,7 @@ class ScoresWords(Dialect):
             tests.append(f"key0 + {self.keys_at_once} <= free_end")
         elif self.plan.ragged:
             tests.append(f"key0 + {self.keys_at_once} <= keys")
-        return all_of(*tests)
+        return all_of(*tests, "exact" if self.plan.free.counted else "")
 
     def factors(self, factor: str, row: str = "factor") -> Mapping[str, str]:
         """What logits are multiplied by to be powers of 2, those of row r and each element's; empty for 1. Of extreme
@@ -362,3 +410,8 @@ class ScoresWords(Dialect):
             if self.by_row(load.access)
         ]
         return lines
+
+
+def first_of(number: Counted) -> str:
+    """The array of such a number at a thread's first column, for each of its rows."""
+    return f"{number.value}_first"

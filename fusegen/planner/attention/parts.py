@@ -56,12 +56,24 @@ class Pages:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A whole number as f32, `value`, that moves by `step`, 1 or -1, from a column to the next; what `body` makes of a
+    row and a column."""
+
+    value: str
+    body: tuple[Statement, ...]
+    step: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElementBody(Body):
-    """What is made of one element of a tile of scores, or of keys or values: `value`, of `given` among others."""
+    """What is made of one element of a tile of scores, or of keys or values: `value`, of `given` among others.
+    `counted`: values that are known of it, where those of the first column of its thread are exact."""
 
     given: str
     value: str
+    counted: tuple[Counted, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +301,7 @@ class ScoresPlan(Plan):
     @property
     def tests(self) -> bool:
         """Are there tiles that have to be tested, and others that have not?"""
-        return self.ragged or self.ends.settles
+        return self.ragged or self.ends.settles or bool(self.free.counted)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from fusegen.language.naming import entry_name
 from fusegen.language.products import Unsplittable, is_computed
 from fusegen.language.types import size_of
 from fusegen.planner.attention.cost import estimate, registers_of
+from fusegen.planner.attention.counting import counted
 from fusegen.planner.attention.drafts import ScoresDraft
 from fusegen.planner.attention.masks import Mask, mask_of
 from fusegen.planner.attention.operands import (
@@ -216,7 +217,7 @@ def plan_of(
         row_loads=drawn.row_loads,
         row_body=drawn.row_body,
         tested=drawn.score_body(frozenset()),
-        free=drawn.score_body(mask.settled),
+        free=counted(drawn.score_body(mask.settled)),
         weight=drawn.weight_body(atom.fragment),
         draws=drawn.draws(atom.fragment),
         base_2=found.softmax is not None and found.exps.op.name == "exp2",
