@@ -96,7 +96,7 @@ PRODUCT_FRAME = frozenset(
     full_k tile_rows tile_cols tile_k stages split_k steps warp_rows warp_cols threads tiles_across group group_tiles
     slice_elements slice_bytes at_once band_rows sums_stride group_floats period load_matrices sum_row sum_col
     load_matrices_across load_two_matrices load_two_matrices_across neighbours n32 fetch_scales of_rows
-    of_columns scaled_k scaled_cols take_scales
+    of_columns scaled_k scaled_cols part_cols take_scales
     dies by_die segment segment_end segment_of piece r Segment tiles_of begun here of_group end inside k_begin total_k
     summed InnerSegment inner_segment_of accumulators taken turn turn_parity own_sums tensor_columns instruction
     accumulator_cols tensor_address_at
@@ -127,7 +127,7 @@ ATTENTION_FRAME = frozenset(
     page key_page key_pages value_page value_pages page_of_keys pages_of_keys page_of_values
     pages_of_values beside warp_keys warp_key warp_columns weights_pitch weights_at weights_to weights_lane weights_part
     told told_at columns_at_once first_col side tile_key put_four load_down Pitch sum
-    reach added peak fmaxf tangent_near_0 last_exact
+    reach added peak fmaxf tangent_near_0 last_exact exact
     key_segments value_segments own_segments own_columns own_tile other_tile half queries_lie other_weights other_values
     told_largest told_shrinks told_summed multiply_told multiply_other tell_weights take_weights shrink_sums let_go line
     other wide next_weights own_empty other_empty segment segments arrived step sums next_tile load_one

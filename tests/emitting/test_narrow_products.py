@@ -561,7 +561,7 @@ def law(spec: Chain, operands: list[np.ndarray]) -> np.ndarray:
 WRONG_COLUMNS = {
     "the other half's scales": (r"\* scale\[part\]", "* scale[1 - part]"),
     "the other half's sums": (r"sums\[0\]\[part \* 64 \+ j\]", "sums[0][(1 - part) * 64 + j]"),
-    "the other half's columns": (r" \+ part \* \(128", " + (1 - part) * (128"),
+    "the other half's columns": (r" \+ part \* \(part_cols", " + (1 - part) * (part_cols"),
     "the place of a slice is free behind its first half": (r"if \(part == 1 && ", "if (part == 0 && "),
 }
 

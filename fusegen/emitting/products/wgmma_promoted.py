@@ -19,7 +19,7 @@ class PromotedSpeller(CopySpeller):
         slices, steps, tile = self.plan.promoted_slices, self.plan.steps, self.tile
         several = tile.across > 1
         parts = {
-            "right_part": f" + part * ({tile.multiplied} * line_bytes / 16)" * several,
+            "right_part": " + part * (part_cols * line_bytes / 16)" * several,
             "sum": f"{f'part * {tile.multiplied_sums} + ' * several}j",
             "last": f"part == {tile.across - 1} && " * several,
         }
@@ -78,5 +78,6 @@ class PromotedSpeller(CopySpeller):
         count = slice_scales.blocks_across(width)
         if count == 1:
             return ["at.col0 / scaled_cols"]
-        found = [f"(at.col0{f' + {at}' * (at > 0)}) / scaled_cols" for at in range(0, width, width // count)]
+        ahead = {0: "", BLOCK // 2: f" + {BLOCK // 2}", BLOCK: " + scaled_cols"}
+        found = [f"(at.col0{ahead[at]}) / scaled_cols" for at in range(0, width, width // count)]
         return [f"min({block}, {cols // BLOCK - 1})" for block in found] if cols % width else found

@@ -31,6 +31,7 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
         *([f"constexpr int segments = {plan.segments.count};  // groups of rows"] if plan.segments else []),
         *grid(plan),
         *(scaled(plan.block_scales) if plan.block_scales else []),
+        *([f"constexpr int part_cols = {tile.multiplied};  // that are multiplied at once"] if tile.across > 1 else []),
         f"constexpr int warpgroup = {tile.atom.threads};  // threads",
         "// bytes of a line of shared memory, and of slices",
         "constexpr int line_bytes = 128;",

@@ -45,6 +45,7 @@ constexpr int segments = 8;  // groups of rows
 constexpr int tiles_across = 16;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int scaled_cols = 128;  // columns that share a scale
+constexpr int part_cols = 128;  // that are multiplied at once
 constexpr int warpgroup = 128;  // threads
 // bytes of a line of shared memory, and of slices
 constexpr int line_bytes = 128;
@@ -358,8 +359,8 @@ grouped_fp8_block_gemm(
             copy_scale(to + (i * 64 + thread) * 4, sx_ptr + (row < rows ? row + step * sx_ld : 0), row < rows ? 4 : 0);
           }
           if (thread == 0) copy_scale(to + tile_rows * 4, sw_ptr + at.segment * sw_group + (at.col0) / scaled_cols * sw_ld + step, 4);
-          if (thread == 1) copy_scale(to + (tile_rows + 1) * 4, sw_ptr + at.segment * sw_group + (at.col0 + 128) / scaled_cols * sw_ld
-              + step, 4);
+          if (thread == 1) copy_scale(to + (tile_rows + 1) * 4, sw_ptr + at.segment * sw_group + (at.col0
+              + scaled_cols) / scaled_cols * sw_ld + step, 4);
           arrive_with_copies(full + 8 * stage);
           if (++stage == stages) {
             stage = 0;
@@ -404,7 +405,7 @@ grouped_fp8_block_gemm(
             for (int k = 0; k < 4; ++k) {
               multiply_add(
                   partial, left_slices + stage * (left_bytes / 16) + k * 2,
-                  right_slices + stage * (right_bytes / 16) + part * (128 * line_bytes / 16) + k * 2, k != 0);
+                  right_slices + stage * (right_bytes / 16) + part * (part_cols * line_bytes / 16) + k * 2, k != 0);
             }
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             if (part == 0) {  // read while the tensor cores are at it
