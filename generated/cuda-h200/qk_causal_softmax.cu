@@ -211,10 +211,10 @@ qk_causal_softmax(
   const int lane = threadIdx.x % 32;
   const long long rows = S_size;
   const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
-  // 8 heads at a time, whose keys the L2 cache holds
+  // 16 heads at a time, whose keys the L2 cache holds
   // the last rows of all of them first: they need the most keys
   const unsigned heads = static_cast<unsigned>(B_H_size);
-  constexpr unsigned together = 8;
+  constexpr unsigned together = 16;
   const unsigned first_head = blockIdx.x / (together * tiles_down) * together;
   const unsigned heads_here = heads - first_head < together ? heads - first_head : together;
   const unsigned inside = blockIdx.x % (together * tiles_down);
