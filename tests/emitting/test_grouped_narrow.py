@@ -30,13 +30,15 @@ pytestmark = pytest.mark.usefixtures("emulated_only")
 T, N, K, E = dims("T N K E")
 H, A, L, B, AMD, CDNA4 = "cuda:h200", "cuda:a100", "cuda:l40s", "cuda:b200", "hip:mi300x", "hip:mi355x"
 TILES, NARROW, WIDE = "gemm 64x64", "wgmma cooperative 128x64", "wgmma cooperative 256x128 4 cluster=2"
+HALVES = "wgmma cooperative 128x256 4"  # of columns, one after the other
 WAYS = [
     (grouped.by_rows, H, NARROW), (grouped.by_rows, H, WIDE), (grouped.by_rows, H, TILES), (grouped.by_rows, L, TILES),
-    (grouped.by_rows, CDNA4, TILES),
+    (grouped.by_rows, H, HALVES), (grouped.by_rows, CDNA4, TILES),
     (grouped.whole, H, "wgmma pingpong 128x128 6 cluster=2"), (grouped.whole, A, TILES), (grouped.whole, B, "tcgen05"),
     (grouped.by_channels, H, "wgmma pingpong"), (grouped.by_channels, A, TILES), (grouped.by_channels, B, "tcgen05"),
     (grouped.by_channels, AMD, TILES),
     (grouped.blocks, H, NARROW), (grouped.blocks, H, WIDE), (grouped.blocks, H, TILES), (grouped.blocks, L, "gemm"),
+    (grouped.blocks, H, HALVES), (grouped.blocks, H, f"{HALVES} cluster=2"), (grouped.gated_blocks, H, HALVES),
     (grouped.gated_blocks, H, "gemm"), (grouped.gated_blocks, H, "wgmma cooperative 128x128"),
 ]  # fmt: skip
 

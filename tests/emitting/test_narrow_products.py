@@ -536,48 +536,6 @@ def scaled_plans(spec: Chain) -> list[WgmmaPlan]:
     return [p for p in candidates(step.graph, H200, step.plan.layout).plans if isinstance(p, WgmmaPlan)]
 
 
-def in_halves(spec: Chain, cluster: int = 1) -> WgmmaPlan:
-    """By tiles whose halves of columns go through one set of sums of a slice."""
-    return next(p for p in scaled_plans(spec) if (p.tile.across, p.tile.cluster) == (2, cluster))
-
-
-@needs_compiler
-@pytest.mark.parametrize("cluster", [1, 2])
-@pytest.mark.parametrize("spec", [by_rows, turned, gated], ids=lambda spec: spec.name)
-def test_halves_of_columns_are_summed_one_after_another(spec: Chain, cluster: int) -> None:
-    """In a ring that a tile's slices fill, and in one that they don't."""
-    for k in (512, 640):
-        spec = spec.at(M=150, N=384, K=k)
-        plan = in_halves(spec, cluster)
-        assert (plan.tile.cols, plan.unrolled_slices) == (256, k == 512)
-        operands = powers(spec, np.random.default_rng(5))
-        assert np.array_equal(np.asarray(emulated(plan, render(plan).text)(*operands)), law(spec, operands))
-
-
-def law(spec: Chain, operands: list[np.ndarray]) -> np.ndarray:
-    return np.asarray(reference(spec.graph)(*operands)).astype(np.float32)
-
-
-WRONG_COLUMNS = {
-    "the other half's scales": (r"\* scale\[part\]", "* scale[1 - part]"),
-    "the other half's sums": (r"sums\[0\]\[part \* 64 \+ j\]", "sums[0][(1 - part) * 64 + j]"),
-    "the other half's columns": (r" \+ part \* \(part_cols", " + (1 - part) * (part_cols"),
-    "the place of a slice is free behind its first half": (r"if \(part == 1 && ", "if (part == 0 && "),
-}
-
-
-@needs_compiler
-@pytest.mark.parametrize("name", WRONG_COLUMNS)
-def test_wrong_halves_of_columns_are_caught(name: str) -> None:
-    spec = by_rows.at(M=140, N=512, K=1024)
-    plan = in_halves(spec)
-    operands = powers(spec, np.random.default_rng(5))
-    broken, count = re.subn(*WRONG_COLUMNS[name], render(plan).text)
-    assert count, name
-    with suppress(KernelFault):  # a race
-        assert not np.array_equal(np.asarray(emulated(plan, broken)(*operands)), law(spec, operands))
-
-
 WRONG_SCALES = {
     "the block's neighbour along K": (r"(\? row \* \w+_stride \+ )step :", r"\1(step + 1) % steps :"),
     "the block's neighbour along N": (r"at\.col0 / scaled_cols", "(at.col0 / scaled_cols + 1) % 2"),
