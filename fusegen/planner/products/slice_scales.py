@@ -25,7 +25,7 @@ Scales of a slice are read once its products have been asked for: of 8 groups of
 128 x 256 takes 1132 cycles so, and 1159 where they are read before. Consumers that took turns, so that one's sums were
 promoted while the other one's products ran, took 0.98 to 1.10 of the time without turns in 99 pairs of kernels, 1.02 in
 the mean, here and where rows and columns are scaled. So they take none. Left factors that are read into registers once
-for both halves of 128 x 256 took 4 to 10 % more, and consumers half a slice apart no less (one H200, 2026-12-01).
+for both halves of 128 x 256 took 6 to 12 % more, and consumers half a slice apart no less (one H200, 2026-12-01).
 """
 
 from __future__ import annotations
