@@ -176,17 +176,18 @@ class Search:
         found = self.run(below_us, most_states) or self.run(below_us, most_states, views=True) or self.spare(below_us)
         if found is None:
             return Outcome(refusal=self.refusal(), states=len(self.looked_at))
-        found = self.in_fewer(found)
+        found = self.in_fewer(found, below_us)
         nodes = sorted(found.state, key=self.order.__getitem__)
         whys = tuple(self.why(node, found) for node in nodes)
         cuts = self.considered()
         return Outcome(tuple(self.order[node] for node in nodes), whys, cuts, states=len(self.looked_at))
 
-    def in_fewer(self, best: Found) -> Found:
+    def in_fewer(self, best: Found, below_us: float) -> Found:
         """The state, or one that was looked at of fewer kernels, of which the estimate can't tell that it is slower."""
-        near = (other for other in self.looked_at if other.whole and other.time_us <= UNTOLD_FACTOR * best.time_us)
+        most = min(below_us, UNTOLD_FACTOR * best.time_us)
+        near = (other for other in self.looked_at if other.whole and other.time_us < most)
         fit = (other for other in near if not self.idle(other) and not self.unread(other))
-        return min((best, *fit), key=lambda found: (len(found.kernels), found.time_us))
+        return min((best, *fit), key=lambda found: (sum(len(kernel.plans) for kernel in found.kernels), found.time_us))
 
     def spare(self, below_us: float) -> Found | None:
         """The cheapest of those that write what no kernel reads: better than none."""
