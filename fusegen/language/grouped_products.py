@@ -75,12 +75,15 @@ def product_of(x: Value | Transposed, w: Value | Transposed, ends: Value, operat
 
 
 def need_declared(x: Value | Transposed, ends: Value) -> None:
-    """Raises SpecError for another number of groups than a ragged dim has."""
+    """Raises SpecError for another number of groups than a ragged dim has. Operands say how many that are: shapes of
+    views are kept from chain to chain, and dims of one name are the same there."""
+    sizes = [size for tensor in current().operands.values() for size in tensor.shape if isinstance(size, Dim)]
+    declared = {size: size.groups for size in sizes if size.groups is not None}
     for size in x.shape:
-        if isinstance(size, Dim) and size.groups is not None and ends.shape != (size.groups,):
+        if isinstance(size, Dim) and size in declared and ends.shape != (declared[size],):
             raise SpecError(
                 f"grouped_matmul: found ends {shape_text(ends.shape)} of rows {size}, which are ragged in "
-                f"{size.groups} groups; wanted ends {shape_text((size.groups,))}",
+                f"{declared[size]} groups; wanted ends {shape_text((declared[size],))}",
                 caller(),
             )
 

@@ -313,7 +313,8 @@ def ragged(name: str, groups: Dim | int) -> Dim:
     """A dim whose rows lie in so many groups, one behind the other, as experts' tokens: `T = ragged("T", groups=E)`.
 
     Where each group ends is an i32 operand [groups], or computed: `F.grouped_matmul(x, w, ends)` takes x [T, K], and
-    refuses ends of another number of groups. In all else it is the dim of that name. Raises SpecError.
+    refuses ends of another number of groups where an operand is declared so. In all else it is the dim of that name.
+    Raises SpecError.
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise SpecError(f"ragged: {name!r:.80} is not a name; write it as in ragged('T', groups=E)")

@@ -25,7 +25,7 @@ from fusegen.validation.grouped import ends_of_some, group_ends, group_of
 from tests import grouped
 
 B, T, N, K, E, L = dims("B T N K E L")
-RAGGED = ragged("R", groups=E)
+RAGGED = ragged("T", groups=E)
 END = st.integers(-3, 40) | st.sampled_from([-(2**31), 2**31 - 1])
 
 
@@ -196,12 +196,12 @@ BAD: dict[str, tuple[Callable[..., object], dict[str, TensorType], str]] = {
     "other ends than of groups that were declared": (
         lambda x, w, ends: F.grouped_matmul(x, w, ends),
         {"x": bf16[RAGGED, K], "w": bf16[L, K, N], "ends": i32[L], "return": bf16[RAGGED, N]},
-        r"found ends \[L\] of rows R, which are ragged in E groups; wanted ends \[E\]",
+        r"found ends \[L\] of rows T, which are ragged in E groups; wanted ends \[E\]",
     ),
     "other ends than of groups that were declared, and are summed over": (
         lambda x, w, ends: F.grouped_matmul(x.mT, w, ends),
         {"x": bf16[RAGGED, K], "w": bf16[RAGGED, N], "ends": i32[L], "return": bf16[L, K, N]},
-        r"found ends \[L\] of rows R, which are ragged in E groups",
+        r"found ends \[L\] of rows T, which are ragged in E groups",
     ),
     "whole numbers of groups that are summed over": (
         lambda x, w, ends: F.grouped_matmul(x.mT, w, ends),
