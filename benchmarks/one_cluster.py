@@ -1,15 +1,18 @@
 """Short steps one after another: each in a launch of its own, and by one cluster, for the constants of its cost.
 
     python benchmarks/one_cluster.py             # routers with their sorts, some 60 s
+    python benchmarks/one_cluster.py --prompts   # those of models, of 4096 to 65536 tokens, some 60 s
 
 The chain is a mixture's router: product, top-k, softmax, and the slots sorted by their experts. It is timed with all
 steps apart, as the planner has it, with some of them by one cluster, with the rows of the first ones shared out to
-many, and with all of them by one in several tiles of the product. By one stopwatch, L2 cold, medians, in us. Run from
-the repository root on an NVIDIA GPU, with torch.
+many, and with all of them by one in several tiles of the product. Of prompts, all steps or the last two are one launch,
+by each block size. By one stopwatch, L2 cold, medians, in us. Launches that spill fall apart, which their number tells.
+Run from the repository root on an NVIDIA GPU, with torch.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fusegen import bf16, chain, dims, f32, i32, pipeline  # noqa: E402
+from fusegen import Chain, bf16, chain, dims, f32, i32, pipeline  # noqa: E402
 from fusegen import ops as F  # noqa: E402
 from fusegen.measuring.timing import Stopwatch  # noqa: E402
 from fusegen.planner import candidates  # noqa: E402
@@ -35,17 +38,22 @@ SIZES = (  # tokens, their numbers, experts
     (2048, 2048, 64), (4096, 2048, 64), (64, 4096, 8), (32, 4096, 32), (256, 4096, 128), (1024, 4096, 128),
     (16, 7168, 256), (512, 7168, 256), (2048, 7168, 256),
 )  # fmt: skip
+PROMPTS = (4096, 16384, 65536)
+MODELS = ((2048, 64, 4), (7168, 256, 8), (4096, 8, 2), (2880, 128, 4), (2048, 128, 8), (2048, 64, 8), (7168, 384, 8))
+MOST_OVER = 1.3  # times as long as the best block size is said to take
 THREADS = 128  # of the block size that all steps have where one cluster takes them
 REPEATS = 20
 MOST_TILES = 2
-K = 4
 
 
-@chain(T=256, D=2048, E=64)
-def router(x: bf16[T, D], w: bf16[E, D]) -> tuple[f32[T, K], i32[E], i32[K * T], i32[T, K]]:
-    best, experts = F.topk(x @ w.T, K)
-    order, ends, places = F.sort_by_group(experts, E)
-    return F.softmax(best), ends, order, places
+def router(best: int) -> Chain:
+    @chain(T=256, D=2048, E=64)
+    def router(x: bf16[T, D], w: bf16[E, D]) -> tuple[f32[T, best], i32[E], i32[best * T], i32[T, best]]:
+        values, experts = F.topk(x @ w.T, best)
+        order, ends, places = F.sort_by_group(experts, E)
+        return F.softmax(values), ends, order, places
+
+    return router
 
 
 def apart(program: ProgramPlan) -> ProgramPlan:
@@ -103,19 +111,42 @@ def ways(chosen: ProgramPlan) -> Iterator[tuple[str, ProgramPlan]]:
         yield "another tile", replace(whole, steps=(step, *whole.steps[1:]))
 
 
+def prompts(chosen: ProgramPlan) -> Iterator[tuple[str, ProgramPlan]]:
+    """Programs to time of many tokens, with what they are."""
+    base = apart(chosen)
+    yield "apart", base
+    many = one_cluster.clusters_of(base.target)
+    for first, count in ((1, 1), (0, 2)):
+        steps = [[step] for step in base.steps[first:]]
+        plans = [joining.by_threads(base, step, many if n < count else 1, math.inf) for n, step in enumerate(steps)]
+        found = []
+        for threads in set(plans[0]).intersection(*plans[1:]):
+            one = joining.together(steps, [{threads: each[threads]} for each in plans], count)
+            if one:
+                found.append((joining.turn_cost(one).time_us, threads, one))
+        found.sort(key=lambda each: each[0])
+        for us, threads, one in found:
+            if us > MOST_OVER * found[0][0]:
+                break
+            yield f"{first + 1} to 3, {threads} threads", replace(base, steps=(*base.steps[:first], *one))
+
+
 def main() -> int:
     import torch
 
     device = finding.find(target("cuda:h200"), "gpu")
     watch = Stopwatch(device)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {watch.copy_rate() / 1e3:.0f} GB/s")
-    for tokens, numbers, experts in SIZES:
+    sizes = [(*size, 4) for size in SIZES]
+    if many := "--prompts" in sys.argv:
+        sizes = [(tokens, *model) for model in MODELS for tokens in PROMPTS]
+    for tokens, numbers, experts, best in sizes:
         x = torch.randn(tokens, numbers, device="cuda", dtype=torch.bfloat16)
         w = torch.randn(experts, numbers, device="cuda", dtype=torch.bfloat16)
-        _, chosen = kernels_of(router.at(T=tokens, D=numbers, E=experts).graph, target("cuda:h200"))
+        _, chosen = kernels_of(router(best).at(T=tokens, D=numbers, E=experts).graph, target("cuda:h200"))
         assert chosen is not None
         law: Any = None
-        for name, undated in ways(chosen):
+        for name, undated in (prompts if many else ways)(chosen):
             program = dependent(undated)
             try:
                 made = pipeline.compile_program(program, on="gpu", validate=False, tuned=False, as_planned=True)
@@ -127,8 +158,8 @@ def main() -> int:
                 print(f"  {name}: {type(error).__name__}: {str(error)[:300]}")
                 continue
             said = "; ".join(f"{step.plan.configuration} {step.plan.cost.time_us:.1f}" for step in program.steps)
-            print(f"T={tokens} D={numbers} E={experts} {name:20} {us:6.1f} us, said {program.time_us:5.1f}"
-                  f" in {len(program.launches)}, {'same' if same else 'OTHER'} order | {said}", flush=True)  # fmt: skip
+            print(f"T={tokens} D={numbers} E={experts} k={best} {name:30} {us:6.1f} us, said {program.time_us:5.1f}"
+                  f" in {len(made.kernels)}, {'same' if same else 'OTHER'} order | {said}", flush=True)  # fmt: skip
     return 0
 
 

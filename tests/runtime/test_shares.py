@@ -12,6 +12,7 @@ from fusegen import Chain, Program, bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.pipeline import choose_target, compile_program, plan, smaller_program
+from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.programs import joining, kernels_of, one_cluster, shares, step_candidates
 from fusegen.planner.programs.dependent import dependent
 from fusegen.planner.programs.model import ProgramPlan
@@ -30,7 +31,7 @@ except EmulatorUnavailable as error:
 
 pytestmark = pytest.mark.usefixtures("emulated_only")
 
-T, D, E = dims("T D E")
+T, D, H, E = dims("T D H E")
 ROUTING = SHIPPED["moe_routing"].at(T=200, D=512, E=24)
 MADE: dict[tuple[object, ...], Program] = {}
 
@@ -171,11 +172,57 @@ def test_a_prompts_router_is_one_launch_too() -> None:
         assert [step.joined for step in found.steps] == ["", "behind", "behind"]
 
 
-@pytest.mark.parametrize(("tokens", "launches"), [(64, 4), (256, 4), (2048, 4), (4096, 5), (16384, 5), (65536, 5)])
-def test_a_layer_of_experts_in_few_launches(tokens: int, launches: int) -> None:
-    """Of many tokens the choice of experts and their sort share one, which costs 0.5 % of the layer at most."""
+@pytest.mark.parametrize("tokens", [64, 256, 2048, 4096, 16384, 65536])
+def test_a_layer_of_experts_is_four_launches(tokens: int) -> None:
+    """The router's product, the choice of experts and their sort are one, which costs 0.75 % of the layer at most."""
     layer: Any = plan(SHIPPED["moe_layer"].at(T=tokens), "cuda:h200")
-    assert len(layer.launches) == launches
+    assert len(layer.launches) == 4
+
+
+@chain(T=65536, D=7168, H=2048, E=256)
+def behind_the_logits(
+    x: bf16[T, D], logits: f32[T, E], gate: bf16[E, H, D], up: bf16[E, H, D], down: bf16[E, D, H]
+) -> bf16[T, D]:
+    """As large as DeepSeek-V3's, of 65536 tokens."""
+    best, experts = F.topk(logits, 8)
+    order, ends, places = F.sort_by_group(experts, E)
+    tokens = F.gather(x, order // 8)
+    h = F.silu(F.grouped_matmul(tokens, gate.mT, ends)) * F.grouped_matmul(tokens, up.mT, ends)
+    return F.gather_sum(F.cast(F.grouped_matmul(h, down.mT, ends), bf16), places, F.softmax(best))
+
+
+def test_the_choice_of_many_tokens_experts_shares_the_sorts_launch() -> None:
+    """Which takes longer than two launches do, by less than a launch is worth in so long a layer."""
+    layer: Any = plan(behind_the_logits, "cuda:h200")
+    assert len(layer.launches) == 4
+    assert layer.steps[0].plan.cost.time_us > joining.SHORT_US
+
+
+@pytest.mark.parametrize("experts", [64, 256])
+@pytest.mark.parametrize("threads", [128, 256])
+def test_tiles_of_prompts_are_validated_beside_the_choice_and_the_sort(experts: int, threads: int) -> None:
+    """Whose warps share no K, in blocks of both sizes that a choice and a sort have too."""
+    spec = SHIPPED["moe_routing"].at(T=2048, D=256, E=experts, K=4)
+    found: Any = plan(spec, "cuda:h200")
+    steps = [[replace(step, joined="", share=0)] for step in found.steps]
+    many = one_cluster.clusters_of(found.target)
+    tile = next(
+        p
+        for p in joining.on_few(found, steps[0][0], many)
+        if isinstance(p, GemmPlan)
+        and (p.threads, p.tile.slice_k, p.tile.cluster) == (threads, 1, 1)
+        and (p.tile.cols >= experts and not one_cluster.obstacle([p]))
+    )
+    wide = {threads: one_cluster.on(found.target, tile, 1.0)}
+    one = joining.together(
+        steps, [wide, joining.by_threads(found, steps[1], many), joining.by_threads(found, steps[2])], 2
+    )
+    assert one is not None
+    program = compile_program(dependent(replace(found, steps=one)), on="emulator", validate=False, tuned=False)
+    (kernel,) = program.kernels
+    assert isinstance(kernel, Joined)
+    report = validate(program, quick=True)
+    assert report.ok, str(report)[:2000]
 
 
 @chain(T=4096, D=512, E=256)

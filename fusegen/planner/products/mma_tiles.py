@@ -57,6 +57,9 @@ TILES: Mapping[int, tuple[GemmTile, ...]] = {
         GemmTile(32, 32, 64, 4, 1, 2),
     ),
 }
+# Of one product of few columns, in blocks of which a choice of columns and a sort make more than of four warps. Sixteen
+# warps of 64 x 32 spill, and took 634 us for 65536 x 256 of 7168 where eight of 64 x 64 took 513.
+SHARED_OUT = (GemmTile(256, 64, 64, 4, 4, 2), GemmTile(128, 64, 64, 4, 4, 2))
 # Of 64 lanes, without asynchronous copies. Sums go through shared memory in as many bands as fit into the place of the
 # slices: with more room than 32 KiB no second block would fit beside the first.
 WAVES: Mapping[int, tuple[GemmTile, ...]] = {
@@ -116,6 +119,8 @@ def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
     usual = shared.get(drawn.together, ())
     if drawn.hoisted.grouped:
         usual += grouped.get(drawn.together, ())
+    if drawn.target.shares > 1:  # a cluster's rows are those of blocks that follow one another
+        usual = tuple(replace(tile, group=1) for tile in (*usual, *SHARED_OUT * (drawn.together == 1)))
     # deep slices of 8 bits that threads bring a byte at a time take more registers than there are, and beside scales of
     # blocks so do shallow ones by few warps
     small = tuple(t for t in usual if t.rows == t.cols <= 64 and drawn.deep(t) != t)

@@ -24,6 +24,9 @@ MOST_PLANS = 4  # of each step, the cheapest first, that are looked at for one b
 FEWER_US = 0.7  # that a launch less is worth beside its time: the host's, and less than runs differ by,
 FEWER_SHARE = 0.0075  # or this share of all launches' time: programs of 0.5 to 5 ms spread over 3 % and more
 SHORT_US = 16.0  # a step of one cluster: on so few SMs longer ones take longer than launches do
+# Times what a launch less is worth: the longest step whose rows are shared out, which takes up to 1.6 times as long as
+# in a launch of its own
+LONGEST = 4
 
 ByThreads = Mapping[int, Plan]  # a step's cheapest plan of each block size, for so few SMs
 
@@ -112,17 +115,18 @@ def in_one_cluster(program: ProgramPlan) -> ProgramPlan:
         return program
     launches = list(program.launches)
     early = program.target.early_us
-    short = [by_threads(program, steps) for steps in launches]
-    wide = [by_threads(program, steps, one_cluster.clusters_of(program.target)) for steps in launches]
     taking = [launch_cost([step.plan for step in steps], program.target).time_us for steps in launches]
     fewer = worth_of_fewer(sum(taking))
+    many = one_cluster.clusters_of(program.target)
+    short = [by_threads(program, steps) for steps in launches]
+    wide = [by_threads(program, steps, many, max(SHORT_US, LONGEST * fewer)) for steps in launches]
     # of the first so many launches: the least time, and how they are launched
     best: list[tuple[float, tuple[Step, ...]]] = [(0.0, ())]
     for end in range(1, len(launches) + 1):
         time, steps = best[end - 1]
         found = time + taking[end - 1] + fewer - early, (*steps, *launches[end - 1])
         for start in range(end - 2, -1, -1):
-            if not all(short[start:end]):
+            if not all(any(plans) for plans in zip(short[start:end], wide[start:end], strict=True)):
                 break
             for one in ways(launches[start:end], short[start:end], wide[start:end]):
                 time, steps = best[start]
@@ -159,11 +163,12 @@ def turn_cost(steps: Sequence[Step]) -> Cost:
     return one_cluster.cost_in_turn([step.plan for step in steps], shared_out, steps[0].share)
 
 
-def by_threads(program: ProgramPlan, steps: Sequence[Step], clusters: int = 1) -> ByThreads:
-    """Of a launch of one short step, by so many clusters; nothing of any other. New rows of an operand have a launch of
-    their own: what they leave as it is, the emulator takes for bytes that this launch has yet to write."""
+def by_threads(program: ProgramPlan, steps: Sequence[Step], clusters: int = 1, most_us: float = SHORT_US) -> ByThreads:
+    """Of a launch of one step that takes no longer than `most_us`, by so many clusters; nothing of any other. New rows
+    of an operand have a launch of their own: what they leave as it is, the emulator takes for bytes that this launch
+    has yet to write."""
     step = steps[0]
-    long = step.plan.cost.time_us > SHORT_US and not step.graph.orders  # a sort is one cluster's anyway
+    long = step.plan.cost.time_us > most_us and not step.graph.orders  # a sort is one cluster's anyway
     if len(steps) > 1 or long or step.graph.scatters:
         return {}
     found: dict[int, tuple[float, Plan]] = {}
@@ -187,8 +192,11 @@ def on_few(program: ProgramPlan, step: Step, clusters: int = 1) -> tuple[Plan, .
 
 
 def streams(plan: Plan) -> bool:
-    """Has an SM enough on its way where few others ask for it? Of products those whose groups of warps share K have."""
-    return not isinstance(plan, GemmPlan) or plan.tile.slice_k > 1
+    """Has an SM enough on its way where few others ask for it? Of products those whose groups of warps share K have;
+    others are many that ask, where most SMs of so many clusters have a tile."""
+    if not isinstance(plan, GemmPlan) or plan.tile.slice_k > 1:
+        return True
+    return plan.target.shares > 1 and 2 * plan.planned_blocks >= plan.target.sms
 
 
 def together(

@@ -42,7 +42,9 @@ SM_GBS = 80.0  # that one SM brings
 # within 1.2 us of what 20 ways took. One launch then takes, and took as three: 64 tokens 9.6 and 11.2, 256 10.7 and
 # 12.4, 512 11.6 and 13.0, 2048 15.3 and 15.5, 4096 25.2 and 18.7. The choice of experts and the sort without the
 # product, of 2048 to 65536 tokens: 9.6, 11.0, 13.9, 20.6, 31.9 and 53.7 us in one launch, said within
-# 10 %, and 8.3, 9.5, 12.2, 15.5, 22.0 and 35.7 in two.
+# 10 %, and 8.3, 9.5, 12.2, 15.5, 22.0 and 35.7 in two. Of 4096 to 65536 tokens and seven models' routers, 8 to 384
+# experts, the product too: said within 12 %, but for 128 experts and a K of 2048 (15 to 18 % more: its tiles of
+# 256 x 128 took 60 us each, where those of a K of 2880 took 55), and 65536 tokens, 8 experts (said 206, took 166).
 BARRIER_US = 0.9  # between two steps
 TURN_US = 1.2  # of a block behind the first one that an SM takes: nothing else of the step runs beside it
 SOONER_US = 2.6  # that a product of few bytes takes less than the cost of products says, which is fitted to many
@@ -217,9 +219,16 @@ def blocks_each(plan: Plan, rows: int) -> int:
 def step_us(plan: Plan, rows: int = 0) -> float:
     """Of one step as a launch of so few SMs; of clusters that take so many `rows` each."""
     blocks = blocks_each(plan, rows) if rows else plan.planned_blocks
-    more = (-(-blocks // cluster_of(plan.target)) - 1) * (SHARE_TURN_US if rows else TURN_US)
+    turns = -(-blocks // cluster_of(plan.target))
     waits = NETWORK_US * (not rows and isinstance(plan, RowPlan) and bool(plan.selection and plan.selection.packed))
-    return plan.cost.time_us + more + waits - SOONER_US * bool(plan.graph.products)
+    time = plan.cost.time_us
+    if (
+        rows and plan.graph.products
+    ):  # 9 tiles of a cluster's rows take two turns, though there are as many SMs as tiles
+        at_once = clusters_of(plan.target) * cluster_of(plan.target)
+        time *= max(1.0, turns / -(-plan.planned_blocks // at_once))
+    more = (turns - 1) * (SHARE_TURN_US if rows else TURN_US)
+    return time + more + waits - SOONER_US * bool(plan.graph.products)
 
 
 def on(target: Target, plan: Plan, floor_us: float) -> Plan:

@@ -67,6 +67,7 @@ GROUP = 4  # such keys that share a delegate
 # took 25.5 us by four lanes a row, and 20.4 without groups
 GROUPED_ELEMENTS = 32
 PACKED_THREADS = (128, 512)  # of a block
+SHARED_OUT_THREADS = (128, 256, 512, 1024)  # where it has the launch of a product or of a sort of many slots
 MOST_DELEGATES = 16  # of a lane, in registers beside its keys
 WARP_PICKS = 32
 TURN_LANES = 8
@@ -141,6 +142,11 @@ def one_by_one(draft: Draft) -> Iterator[Plan]:
         lanes *= 2
 
 
+def block_sizes(target: Target) -> tuple[int, ...]:
+    """Threads of a block whose parts of warps have a row each."""
+    return PACKED_THREADS if target.shares == 1 else SHARED_OUT_THREADS
+
+
 def packed(draft: Draft) -> Iterator[Plan]:
     """A few lanes for each row, or one, whose keys have room for their columns in one word."""
     graph, target = draft.graph, draft.target
@@ -150,13 +156,14 @@ def packed(draft: Draft) -> Iterator[Plan]:
     if not stored or best > MOST_DELEGATES:
         return
     most = PACKED_ELEMENTS // stored.bytes * 2
+    sizes = block_sizes(target)
     lanes = 1
     while lanes <= target.warp and draft.vectors > lanes // 2:
         per_thread = -(-draft.vectors // lanes)
         elements = per_thread * draft.vector
-        ways = [(Packed(best, stored), threads) for threads in PACKED_THREADS] * (best <= elements <= most)
+        ways = [(Packed(best, stored), threads) for threads in sizes] * (best <= elements <= most)
         if by_groups(draft, lanes, best) and f"larger_pair_{stored.name}" in target.spelling.functions:
-            ways += [(Packed(best, stored, GROUP), threads) for threads in PACKED_THREADS]
+            ways += [(Packed(best, stored, GROUP), threads) for threads in sizes]
         for way, threads in ways:
             tile = Tile(threads, lanes, threads // lanes, draft.vector, per_thread)
             written = written_together(draft, way.own(lanes))
@@ -222,7 +229,8 @@ def by_delegates(draft: Draft) -> Iterator[Plan]:
     """A few lanes for each row, of which each has several delegates. Keys that are limited to groups are never packed,
     and have large blocks too where they may share a cluster's launch with a sort of many slots, which asks for such."""
     planned = picking(draft.graph, draft.accesses, "values")
-    for threads in PACKED_THREADS if planned.limit and draft.target.max_cluster > 1 else (WARP_BLOCK_THREADS,):
+    large = draft.target.shares > 1 or (planned.limit and draft.target.max_cluster > 1)
+    for threads in block_sizes(draft.target) if large else (WARP_BLOCK_THREADS,):
         yield from delegates_in_blocks(draft, planned, threads)
 
 
