@@ -216,9 +216,11 @@ alibi_attention(
   if (first_key < end_key) copy_tile(first_key, 0);
   commit_copies();
 
+  // one value for all rows of the block
+  const float slope = *(slope_ptr + H_at * slope_stride_H);
+
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[2], pivots[2], summed[2];
-  float slope_here[2];
   int last_here[2];
   #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -227,9 +229,7 @@ alibi_attention(
     summed[r] = 0.0f;
     const int m = warp_row + lane / 4 + r * 8;
     const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-    const float slope = *(slope_ptr + H_at * slope_stride_H);
     const int last = static_cast<int>(row);
-    slope_here[r] = slope;
     last_here[r] = last;
   }
   wait_copies<0>();
@@ -286,7 +286,6 @@ alibi_attention(
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float q_times_k = q_times_k_sums[n][i];
-          const float slope = slope_here[i / 2];
           const float distance = distance_first[i / 2] - static_cast<float>(n * 8 + i % 2);
           const float scores = q_times_k * 0.088388346f;
           const float slope_times_distance = slope * distance;
@@ -302,7 +301,6 @@ alibi_attention(
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[n][i];
-          const float slope = slope_here[i / 2];
           const int last = last_here[i / 2];
           const float scores = q_times_k * 0.088388346f;
           const int last_minus_col_index = static_cast<int>(static_cast<unsigned>(last) - col_index);

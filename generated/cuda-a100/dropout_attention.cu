@@ -272,10 +272,12 @@ dropout_attention(
   if (first_key < end_key) copy_tile(first_key, 0);
   commit_copies();
 
+  // one value for all rows of the block
+  const int seed = *(seed_ptr);
+  const int offset = *(offset_ptr);
+
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[2], pivots[2], summed[2];
-  int seed_here[2];
-  int offset_here[2];
   int last_here[2];
   long long first_element[2];  // of the row's scores, in row-major order
   #pragma unroll
@@ -285,11 +287,7 @@ dropout_attention(
     summed[r] = 0.0f;
     const int m = warp_row + lane / 4 + r * 8;
     const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-    const int seed = *(seed_ptr);
-    const int offset = *(offset_ptr);
     const int last = static_cast<int>(row);
-    seed_here[r] = seed;
-    offset_here[r] = offset;
     last_here[r] = last;
     first_element[r] = (B_H_at * S_size + row) * keys;
   }
@@ -381,8 +379,7 @@ dropout_attention(
       {
         constexpr int i = 0;
         const int col_index = key0 + n * 8 + lane % 4 * 2 + i % 2;
-        draw_for_two(philox_four, (lane % 2 ? first_element[1] : first_element[0]) + (col_index & ~3), lane % 2 ? offset_here[1]
-            : offset_here[0], lane % 2 ? seed_here[1] : seed_here[0]);
+        draw_for_two(philox_four, (lane % 2 ? first_element[1] : first_element[0]) + (col_index & ~3), offset, seed);
       }
       #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -206,19 +206,19 @@ retention(
   if (first_key < end_key) copy_tile(first_key, 0);
   commit_copies();
 
+  // one value for all rows of the block
+  const float log_rate = *(log_rate_ptr + H_at * log_rate_stride_H);
+  const float exp_ = exponential(log_rate);
+  const float neg = -exp_;
+
   // for each row that the lane has elements of: what weights are made of
   int row_number_here[2];
-  float neg_here[2];
   #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int m = warp_row + lane / 4 + r * 8;
     const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-    const float log_rate = *(log_rate_ptr + H_at * log_rate_stride_H);
     const int row_number = static_cast<int>(row);
-    const float exp_ = exponential(log_rate);
-    const float neg = -exp_;
     row_number_here[r] = row_number;
-    neg_here[r] = neg;
   }
   wait_copies<0>();
   __syncthreads();
@@ -271,7 +271,6 @@ retention(
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float q_times_k = q_times_k_sums[n][i];
-          const float neg = neg_here[i / 2];
           const float cast = cast_first[i / 2] - static_cast<float>(n * 8 + i % 2);
           const float neg_times_cast = neg * cast;
           const float decay = exponential(neg_times_cast);
@@ -287,7 +286,6 @@ retention(
           const int col_number = key0 + n * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[n][i];
           const int row_number = row_number_here[i / 2];
-          const float neg = neg_here[i / 2];
           const bool le = col_number <= row_number;
           const int row_number_minus_col_number = static_cast<int>(static_cast<unsigned>(row_number) - col_number);
           const float cast = static_cast<float>(row_number_minus_col_number);

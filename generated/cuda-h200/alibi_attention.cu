@@ -313,9 +313,11 @@ alibi_attention(
     const unsigned long long keys_lie = describe(swizzle_128 | eight_lines, keys_ring);
     const unsigned long long values_lie = describe(swizzle_128 | eight_lines | segments, values_ring);
 
+    // one value for all rows of the block
+    const float slope = *(slope_ptr + H_at * slope_stride_H);
+
     // for each of the thread's two rows: the largest logit so far, and sums of exponentials against it
     float largest[2], pivots[2], summed[2], shrinks[2];
-    float slope_here[2];
     int last_here[2];
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -324,9 +326,7 @@ alibi_attention(
       summed[r] = 0.0f;
       const int m = warp_row + lane / 4 + r * 8;
       const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-      const float slope = *(slope_ptr + H_at * slope_stride_H);
       const int last = static_cast<int>(row);
-      slope_here[r] = slope;
       last_here[r] = last;
     }
     float q_times_k_sums[64];  // of 64 queries and the tile's keys: queries @ keys^T, then logits, then weights
@@ -388,7 +388,6 @@ alibi_attention(
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
           const float q_times_k = q_times_k_sums[i];
-          const float slope = slope_here[i / 2 % 2];
           const float distance = distance_first[i / 2 % 2] - static_cast<float>(i / 4 * 8 + i % 2);
           const float scores = q_times_k * 0.088388346f;
           const float slope_times_distance = slope * distance;
@@ -401,7 +400,6 @@ alibi_attention(
         for (int i = 0; i < 64; ++i) {
           const int col_index = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[i];
-          const float slope = slope_here[i / 2 % 2];
           const int last = last_here[i / 2 % 2];
           const float scores = q_times_k * 0.088388346f;
           const int last_minus_col_index = static_cast<int>(static_cast<unsigned>(last) - col_index);

@@ -369,10 +369,12 @@ dropout_attention(
     const unsigned long long keys_lie = describe(swizzle_128 | eight_lines, keys_ring);
     const unsigned long long values_lie = describe(swizzle_128 | eight_lines | segments, values_ring);
 
+    // one value for all rows of the block
+    const int seed = *(seed_ptr);
+    const int offset = *(offset_ptr);
+
     // for each of the thread's two rows: the largest logit so far, and sums of exponentials against it
     float largest[2], pivots[2], summed[2], shrinks[2];
-    int seed_here[2];
-    int offset_here[2];
     int last_here[2];
     long long first_element[2];  // of the row's scores, in row-major order
     #pragma unroll
@@ -382,11 +384,7 @@ dropout_attention(
       summed[r] = 0.0f;
       const int m = warp_row + lane / 4 + r * 8;
       const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-      const int seed = *(seed_ptr);
-      const int offset = *(offset_ptr);
       const int last = static_cast<int>(row);
-      seed_here[r] = seed;
-      offset_here[r] = offset;
       last_here[r] = last;
       first_element[r] = (B_H_at * S_size + row) * keys;
     }
@@ -465,8 +463,7 @@ dropout_attention(
       #pragma unroll
       for (int i = 0; i < 64; ++i) {
         const int col_index = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        if (i % 4 == 0) draw_for_two(philox_four, (lane % 2 ? first_element[1] : first_element[0]) + (col_index & ~3), lane % 2
-            ? offset_here[1] : offset_here[0], lane % 2 ? seed_here[1] : seed_here[0]);
+        if (i % 4 == 0) draw_for_two(philox_four, (lane % 2 ? first_element[1] : first_element[0]) + (col_index & ~3), offset, seed);
         const float e = power_of_2(fmaf(q_times_k_sums[i], 0.12751743f, -pivots[i / 2 % 2]));
         added[i / 2 % 2][i % 2] += e;
         const int philox_ = static_cast<int>(philox_four[i % 4]);

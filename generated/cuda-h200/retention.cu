@@ -308,19 +308,19 @@ retention(
     const unsigned long long keys_lie = describe(swizzle_128 | eight_lines, keys_ring);
     const unsigned long long values_lie = describe(swizzle_128 | eight_lines | segments, values_ring);
 
+    // one value for all rows of the block
+    const float log_rate = *(log_rate_ptr + H_at * log_rate_stride_H);
+    const float exp_ = exponential(log_rate);
+    const float neg = -exp_;
+
     // for each of the thread's two rows: what weights are made of
     int row_number_here[2];
-    float neg_here[2];
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int m = warp_row + lane / 4 + r * 8;
       const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-      const float log_rate = *(log_rate_ptr + H_at * log_rate_stride_H);
       const int row_number = static_cast<int>(row);
-      const float exp_ = exponential(log_rate);
-      const float neg = -exp_;
       row_number_here[r] = row_number;
-      neg_here[r] = neg;
     }
     float q_times_k_sums[64];  // of 64 queries and the tile's keys: queries @ keys^T, then weights
     unsigned weights[32];  // rounded, two in a register: as wgmma takes them
@@ -380,7 +380,6 @@ retention(
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
           const float q_times_k = q_times_k_sums[i];
-          const float neg = neg_here[i / 2 % 2];
           const float cast = cast_first[i / 2 % 2] - static_cast<float>(i / 4 * 8 + i % 2);
           const float neg_times_cast = neg * cast;
           const float decay = exponential(neg_times_cast);
@@ -393,7 +392,6 @@ retention(
           const int col_number = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[i];
           const int row_number = row_number_here[i / 2 % 2];
-          const float neg = neg_here[i / 2 % 2];
           const bool le = col_number <= row_number;
           const int row_number_minus_col_number = static_cast<int>(static_cast<unsigned>(row_number) - col_number);
           const float cast = static_cast<float>(row_number_minus_col_number);

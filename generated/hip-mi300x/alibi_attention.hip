@@ -219,9 +219,11 @@ alibi_attention(
   }
   if (first_key < end_key) fetch_tile(first_key);
 
+  // one value for all rows of the block
+  const float slope = *(slope_ptr + H_at * slope_stride_H);
+
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[1], pivots[1], summed[1];
-  float slope_here[1];
   int last_here[1];
   {
     largest[0] = -INFINITY;
@@ -229,9 +231,7 @@ alibi_attention(
     summed[0] = 0.0f;
     const int m = warp_row + lane % 16;
     const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-    const float slope = *(slope_ptr + H_at * slope_stride_H);
     const int last = static_cast<int>(row);
-    slope_here[0] = slope;
     last_here[0] = last;
   }
   __syncthreads();
@@ -283,7 +283,6 @@ alibi_attention(
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float q_times_k = q_times_k_sums[n][i];
-          const float slope = slope_here[0];
           const float distance = distance_first[0] - static_cast<float>(n * 16 + i);
           const float scores = q_times_k * 0.088388346f;
           const float slope_times_distance = slope * distance;
@@ -299,7 +298,6 @@ alibi_attention(
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
           const float q_times_k = q_times_k_sums[n][i];
-          const float slope = slope_here[0];
           const int last = last_here[0];
           const float scores = q_times_k * 0.088388346f;
           const int last_minus_col_index = static_cast<int>(static_cast<unsigned>(last) - col_index);

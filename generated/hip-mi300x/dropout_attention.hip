@@ -258,10 +258,12 @@ dropout_attention(
   }
   if (first_key < end_key) fetch_tile(first_key);
 
+  // one value for all rows of the block
+  const int seed = *(seed_ptr);
+  const int offset = *(offset_ptr);
+
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[1], pivots[1], summed[1];
-  int seed_here[1];
-  int offset_here[1];
   int last_here[1];
   long long first_element[1];  // of the row's scores, in row-major order
   {
@@ -270,11 +272,7 @@ dropout_attention(
     summed[0] = 0.0f;
     const int m = warp_row + lane % 16;
     const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-    const int seed = *(seed_ptr);
-    const int offset = *(offset_ptr);
     const int last = static_cast<int>(row);
-    seed_here[0] = seed;
-    offset_here[0] = offset;
     last_here[0] = last;
     first_element[0] = (B_H_at * S_size + row) * keys;
   }
@@ -361,7 +359,7 @@ dropout_attention(
       {
         constexpr int i = 0;
         const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
-        philox_words(philox_four, first_element[0] + col_index, offset_here[0], seed_here[0]);
+        philox_words(philox_four, first_element[0] + col_index, offset, seed);
       }
       #pragma unroll
       for (int i = 0; i < 4; ++i) {

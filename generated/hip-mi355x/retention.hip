@@ -209,18 +209,18 @@ retention(
   }
   if (first_key < end_key) fetch_tile(first_key);
 
+  // one value for all rows of the block
+  const float log_rate = *(log_rate_ptr + H_at * log_rate_stride_H);
+  const float exp_ = exponential(log_rate);
+  const float neg = -exp_;
+
   // for each row that the lane has elements of: what weights are made of
   int row_number_here[1];
-  float neg_here[1];
   {
     const int m = warp_row + lane % 16;
     const long long row = row0 + (m < rows_here ? m : rows_here - 1);
-    const float log_rate = *(log_rate_ptr + H_at * log_rate_stride_H);
     const int row_number = static_cast<int>(row);
-    const float exp_ = exponential(log_rate);
-    const float neg = -exp_;
     row_number_here[0] = row_number;
-    neg_here[0] = neg;
   }
   __syncthreads();
   const __bf16* const q_lane = ring + q_at + (warp_row + lane % 16) * q_pitch + lane / 16 * 8;
@@ -268,7 +268,6 @@ retention(
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float q_times_k = q_times_k_sums[n][i];
-          const float neg = neg_here[0];
           const float cast = cast_first[0] - static_cast<float>(n * 16 + i);
           const float neg_times_cast = neg * cast;
           const float decay = exponential(neg_times_cast);
@@ -284,7 +283,6 @@ retention(
           const int col_number = key0 + n * 16 + lane / 16 * 4 + i;
           const float q_times_k = q_times_k_sums[n][i];
           const int row_number = row_number_here[0];
-          const float neg = neg_here[0];
           const bool le = col_number <= row_number;
           const int row_number_minus_col_number = static_cast<int>(static_cast<unsigned>(row_number) - col_number);
           const float cast = static_cast<float>(row_number_minus_col_number);

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fusegen import Chain, bf16, chain, dims, i32
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.language.graph import Node
 from fusegen.language.naming import value_names
 from fusegen.planner import candidates
@@ -23,7 +24,7 @@ from fusegen.targets import A100, TARGETS
 from fusegen.validation.accumulation import accumulations
 from fusegen.validation.bounded import Bounded
 from fusegen.validation.bounds import analyse_nodes
-from tests import attentions
+from tests import attentions, free_attentions
 
 S, T, D = dims("S T D")
 ROWS, KEYS = 37, 53
@@ -200,3 +201,22 @@ def test_what_is_hidden_says_as_much_as_what_is_kept() -> None:
     assert other.free.end is not None
     plans = [candidates(spec.graph, A100).plans[0] for spec in (kept, hid)]
     assert plans[0].cost.time_us == pytest.approx(plans[1].cost.time_us, rel=0.05)
+
+
+@pytest.mark.parametrize("target", ["cuda:h200", "hip:gfx942"])
+def test_what_a_head_has_one_of(target: str) -> None:
+    """What no axis of rows moves, and what is made of that alone: it is no array of a thread's rows."""
+
+    def found(spec: Chain) -> set[str]:
+        plan = attentions.attention_plans(spec, target)[0]
+        text = render(plan).text
+        for name in plan.head_values:
+            assert f"{name}_here" not in text
+        return set(plan.head_values)
+
+    assert found(attentions.alibi) == {"slope"}
+    assert found(attentions.dropped) == {"seed", "offset"}
+    assert found(attentions.prefix) == {"n_value"}
+    assert found(free_attentions.retained) == {"log_rate", "exp_", "neg"}
+    assert found(attentions.document) == set()
+    assert found(attentions.plain) == set()

@@ -241,6 +241,7 @@ class AttentionSpeller(ScoresSpeller):
             "async_copies": key["m"].copied or value["m"].copied,
             "plain_copies": not (key["m"].copied and value["m"].copied),
             "copies": any(m.copied for m in (plan.query, plan.key, plan.value)),
+            "head_lines": self.head_lines(),
             "row_setup": row_setup,
             "setup_asks_row": asks(row_setup, "row", "m"),
             "row_arrays": [*self.factor_arrays(), *row_arrays],

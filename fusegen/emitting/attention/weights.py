@@ -34,13 +34,13 @@ class WrittenWords(ScoresSpeller):
 
     @property
     def row_values(self) -> list[tuple[str, DType]]:
-        results, before = self.plan.results, self.known_before
+        results, before, of_head = self.plan.results, self.known_before, self.plan.head_values
         asked = self.asked(results) | used_by(results.free_body)
         made = [(results.top, f32), (results.total, f32)]
         made += [(load.value, load.dtype) for load in results.row_loads]
         made += [(s.name, s.dtype) for s in (*results.pivot_body, *results.row_body)]
         known = {name for name, _ in before}
-        return [*before, *((name, dtype) for name, dtype in dict.fromkeys(made) if name in asked - known)]
+        return [*before, *((name, dtype) for name, dtype in dict.fromkeys(made) if name in asked - known - of_head)]
 
     def settled_rows(self, scale: str = "") -> list[str]:
         """What is known of row r behind the first pass, and stored of it; `scale`: the largest logit is so many times
@@ -265,6 +265,7 @@ class WeightsSpeller(WrittenWords):
             "async_copies": plan.key.copied,
             "plain_copies": not plan.key.copied,
             "copies": plan.query.copied or plan.key.copied,
+            "head_lines": self.head_lines(),
             "row_setup": row_setup,
             "setup_asks_row": asks(row_setup, "row", "m"),
             "row_arrays": [*self.factor_arrays(), *row_arrays, *self.masked_arrays(self.row_slots)],

@@ -237,6 +237,7 @@ class WgmmaWeightsSpeller(WgmmaScoresSpeller, WrittenWords):
             "fences_words": False,
             "ahead": ahead,
             "pair_col": atom.fragment.col_text(("n", 2)),
+            "head_lines": self.head_lines(),
             "row_setup": row_setup,
             "setup_asks_row": asks(row_setup, "row", "m"),
             "row_arrays": [

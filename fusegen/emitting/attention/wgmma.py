@@ -190,6 +190,7 @@ class ChainedWgmmaSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "fences_words": True,
             "ahead": ahead,
             "pair_col": plan.atom.fragment.col_text(("n", 2)),
+            "head_lines": self.head_lines(),
             "row_setup": row_setup,
             "setup_asks_row": asks(row_setup, "row", "m"),
             "row_arrays": row_arrays,

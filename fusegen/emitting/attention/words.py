@@ -122,11 +122,29 @@ class ScoresWords(Dialect):
 
     @property
     def known_before(self) -> list[tuple[str, DType]]:
-        """Of that, what is known before the first tile."""
-        asked = {name for body in self.bodies for name in self.asked(body)}.union(*(draw.uses for draw in self.drawn))
+        """Of that, what is known before the first tile, but for what a head has one of."""
         made = [(load.value, load.dtype) for load in self.plan.row_loads]
         made += [(s.name, s.dtype) for s in self.plan.row_body]
-        return [(name, dtype) for name, dtype in made if name in asked]
+        asked, of_head = self.asked_of_rows, self.plan.head_values
+        return [(name, dtype) for name, dtype in made if name in asked - of_head]
+
+    @property
+    def asked_of_rows(self) -> frozenset[str]:
+        """What elements are made of, rows' values among others."""
+        return frozenset().union(*map(self.asked, self.bodies), *(draw.uses for draw in self.drawn))
+
+    def head_lines(self) -> list[str]:
+        """What a head has one of, as far as elements or rows ask for it: made once, for all rows of a block."""
+        plan, of_head = self.plan, self.plan.head_values
+        asked = set(self.asked_of_rows)
+        if self.known_before:
+            asked |= used_by(s for s in plan.row_body if s.name not in of_head)
+        body: list[Statement] = []
+        for s in reversed(plan.row_body):
+            if s.name in asked & of_head:
+                body.insert(0, s)
+                asked |= s.uses
+        return self.row_lines([load for load in plan.row_loads if load.value in asked & of_head], body)
 
     def asked(self, body: Body) -> frozenset[str]:
         """The values that a body is made of, or gives."""
@@ -400,7 +418,11 @@ class ScoresWords(Dialect):
     def row_setup(self) -> list[str]:
         """What is done for each of a lane's rows, r, before the first tile."""
         plan = self.plan
-        lines = self.row_lines(plan.row_loads, plan.row_body) if self.known_before else []
+        lines: list[str] = []
+        if self.known_before:
+            of_head = plan.head_values
+            loads = [load for load in plan.row_loads if load.value not in of_head]
+            lines += self.row_lines(loads, [s for s in plan.row_body if s.name not in of_head])
         lines += [f"{self.here(name)}[r] = {name};" for name, _ in self.known_before]
         if self.counts_elements:
             lines.append(f"{FIRST_ELEMENT}[r] = {self.flat_row()} * keys;")

@@ -20,6 +20,7 @@ from typing import Literal
 
 from fusegen.language.graph import Graph
 from fusegen.language.types import DType
+from fusegen.planner.attention.heads import of_head
 from fusegen.planner.attention.masks import MOST_ROWS, Direction
 from fusegen.planner.block_count import BlockCount
 from fusegen.planner.model import Access, Body, Load, Plan, Statement
@@ -243,6 +244,11 @@ class ScoresPlan(Plan):
     def facts(self) -> Mapping[str, object]:
         t = self.tile
         return {"tile": {"rows": t.rows, "keys": t.keys, "warps": t.warps, "stages": t.stages, "held": t.held}}
+
+    @property
+    def head_values(self) -> frozenset[str]:
+        """Of what is known of the block's rows before the first tile, that of which their head has one."""
+        return of_head(self.row_loads, self.row_body, len(self.row_dims) - 1)
 
     @property
     def threads(self) -> int:

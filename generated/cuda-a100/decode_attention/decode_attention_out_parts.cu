@@ -217,16 +217,16 @@ decode_attention_out_parts(
   if (first_key < end_key) copy_tile(first_key, 0);
   commit_copies();
 
+  // one value for all rows of the block
+  const int length = *(length_ptr + B_at * length_stride_B);
+
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[2], pivots[2], summed[2];
-  int length_here[2];
   #pragma unroll
   for (int r = 0; r < 2; ++r) {
     largest[r] = -INFINITY;
     pivots[r] = 0.0f;
     summed[r] = 0.0f;
-    const int length = *(length_ptr + B_at * length_stride_B);
-    length_here[r] = length;
   }
   wait_copies<0>();
   __syncthreads();
@@ -281,7 +281,6 @@ decode_attention_out_parts(
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 8 + lane % 4 * 2 + i % 2;
           const float matmul = matmul_sums[n][i];
-          const int length = length_here[i / 2];
           const float scores = matmul * 0.088388346f;
           const bool lt = col_index < length;
           const float where = lt ? scores : (-INFINITY);

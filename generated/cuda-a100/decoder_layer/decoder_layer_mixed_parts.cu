@@ -225,16 +225,16 @@ decoder_layer_mixed_parts(
   if (first_key < end_key) copy_tile(first_key, 0);
   commit_copies();
 
+  // one value for all rows of the block
+  const int position = *(position_ptr + B_at * position_stride_B);
+
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[2], pivots[2], summed[2];
-  int position_here[2];
   #pragma unroll
   for (int r = 0; r < 2; ++r) {
     largest[r] = -INFINITY;
     pivots[r] = 0.0f;
     summed[r] = 0.0f;
-    const int position = *(position_ptr + B_at * position_stride_B);
-    position_here[r] = position;
   }
   wait_copies<0>();
   __syncthreads();
@@ -290,7 +290,6 @@ decoder_layer_mixed_parts(
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 8 + lane % 4 * 2 + i % 2;
           const float matmul = matmul_sums[n][i];
-          const int position = position_here[i / 2];
           const float scores = matmul * 0.088388346f;
           const bool le = col_index <= position;
           const float where = le ? scores : (-INFINITY);

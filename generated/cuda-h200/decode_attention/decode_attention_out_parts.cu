@@ -301,16 +301,16 @@ decode_attention_out_parts(
     const unsigned long long keys_lie = describe(swizzle_128 | eight_lines, keys_ring);
     const unsigned long long values_lie = describe(swizzle_128 | eight_lines | segments, values_ring);
 
+    // one value for all rows of the block
+    const int length = *(length_ptr + B_at * length_stride_B);
+
     // for each of the thread's two rows: the largest logit so far, and sums of exponentials against it
     float largest[2], pivots[2], summed[2], shrinks[2];
-    int length_here[2];
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
       largest[r] = -INFINITY;
       pivots[r] = 0.0f;
       summed[r] = 0.0f;
-      const int length = *(length_ptr + B_at * length_stride_B);
-      length_here[r] = length;
     }
     float matmul_sums[64];  // of 64 queries and the tile's keys: queries @ keys^T, then logits, then weights
     unsigned weights[32];  // rounded, two in a register: as wgmma takes them
@@ -363,7 +363,6 @@ decode_attention_out_parts(
         for (int i = 0; i < 64; ++i) {
           const int col_index = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float matmul = matmul_sums[i];
-          const int length = length_here[i / 2 % 2];
           const bool lt = col_index < length;
           const float where = lt ? matmul : (-INFINITY);
           matmul_sums[i] = where;

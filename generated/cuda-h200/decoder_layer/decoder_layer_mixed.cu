@@ -298,16 +298,16 @@ decoder_layer_mixed(
     const unsigned long long keys_lie = describe(swizzle_128 | eight_lines, keys_ring);
     const unsigned long long values_lie = describe(swizzle_128 | eight_lines | segments, values_ring);
 
+    // one value for all rows of the block
+    const int position = *(position_ptr + B_at * position_stride_B);
+
     // for each of the thread's two rows: the largest logit so far, and sums of exponentials against it
     float largest[2], pivots[2], summed[2], shrinks[2];
-    int position_here[2];
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
       largest[r] = -INFINITY;
       pivots[r] = 0.0f;
       summed[r] = 0.0f;
-      const int position = *(position_ptr + B_at * position_stride_B);
-      position_here[r] = position;
     }
     float queries_times_keys_part_sums[64];  // of 64 queries and the tile's keys: queries @ keys^T, then logits, then weights
     unsigned weights[32];  // rounded, two in a register: as wgmma takes them
@@ -360,7 +360,6 @@ decoder_layer_mixed(
         for (int i = 0; i < 64; ++i) {
           const int col_index = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float queries_times_keys_part = queries_times_keys_part_sums[i];
-          const int position = position_here[i / 2 % 2];
           const bool le = col_index <= position;
           const float where = le ? queries_times_keys_part : (-INFINITY);
           queries_times_keys_part_sums[i] = where;

@@ -265,20 +265,18 @@ kv8_attention_out_parts(
   commit_copies();
   if (first_key < end_key) fetch_tile(first_key);
 
+  // one value for all rows of the block
+  const float k_scale = *(k_scale_ptr + G_at * k_scale_stride_G);
+  const int length = *(length_ptr + B_at * length_stride_B);
+  const float mul = k_scale * 0.088388346f;
+
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[2], pivots[2], summed[2];
-  int length_here[2];
-  float mul_here[2];
   #pragma unroll
   for (int r = 0; r < 2; ++r) {
     largest[r] = -INFINITY;
     pivots[r] = 0.0f;
     summed[r] = 0.0f;
-    const float k_scale = *(k_scale_ptr + G_at * k_scale_stride_G);
-    const int length = *(length_ptr + B_at * length_stride_B);
-    const float mul = k_scale * 0.088388346f;
-    length_here[r] = length;
-    mul_here[r] = mul;
   }
   wait_copies<0>();
   __syncthreads();
@@ -323,7 +321,6 @@ kv8_attention_out_parts(
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float matmul = matmul_sums[n][i];
-          const float mul = mul_here[i / 2];
           const float scores = matmul * mul;
           matmul_sums[n][i] = scores;
           peaks[i / 2] = larger(peaks[i / 2], matmul_sums[n][i]);
@@ -336,8 +333,6 @@ kv8_attention_out_parts(
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 8 + lane % 4 * 2 + i % 2;
           const float matmul = matmul_sums[n][i];
-          const int length = length_here[i / 2];
-          const float mul = mul_here[i / 2];
           const float scores = matmul * mul;
           const bool lt = col_index < length;
           const float where = lt ? scores : (-INFINITY);

@@ -387,16 +387,16 @@ mla_decode_out_parts(
     float* const told_shrinks = told_largest + 2 * tile_rows;
     float* const told_summed = told_shrinks + 2 * tile_rows;
 
+    // one value for all rows of the block
+    const int length = *(length_ptr + B_at * length_stride_B);
+
     // for each of the thread's two rows: the largest logit so far, and sums of exponentials against it
     float largest[2], pivots[2], summed[2], shrinks[2];
-    int length_here[2];
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
       largest[r] = -INFINITY;
       pivots[r] = 0.0f;
       summed[r] = 0.0f;
-      const int length = *(length_ptr + B_at * length_stride_B);
-      length_here[r] = length;
     }
     float matmul_sums[32];  // of 64 queries and the tile's keys: queries @ keys^T, then logits, then weights
     unsigned weights[16];  // rounded, two in a register: as wgmma takes them
@@ -464,7 +464,6 @@ mla_decode_out_parts(
         for (int i = 0; i < 32; ++i) {
           const int col_index = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float matmul = matmul_sums[i];
-          const int length = length_here[i / 2 % 2];
           const bool lt = col_index < length;
           const float where = lt ? matmul : (-INFINITY);
           matmul_sums[i] = where;

@@ -211,15 +211,15 @@ mla_decode_out_parts(
   };
   if (first_key < end_key) fetch_tile(first_key);
 
+  // one value for all rows of the block
+  const int length = *(length_ptr + B_at * length_stride_B);
+
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[1], pivots[1], summed[1];
-  int length_here[1];
   {
     largest[0] = -INFINITY;
     pivots[0] = 0.0f;
     summed[0] = 0.0f;
-    const int length = *(length_ptr + B_at * length_stride_B);
-    length_here[0] = length;
   }
 
   // the lane's row of queries, which all tiles of keys are multiplied with
@@ -273,7 +273,6 @@ mla_decode_out_parts(
       for (int i = 0; i < 4; ++i) {
         const int col_index = key0 + lane / 16 * 4 + i;
         const float matmul = matmul_sums[0][i];
-        const int length = length_here[0];
         const float scores = matmul * 0.07216878f;
         const bool lt = col_index < length;
         const float where = lt ? scores : (-INFINITY);

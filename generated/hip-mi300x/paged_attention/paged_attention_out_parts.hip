@@ -253,15 +253,15 @@ paged_attention_out_parts(
   }
   if (first_key < end_key) fetch_tile(first_key);
 
+  // one value for all rows of the block
+  const int length = *(length_ptr + B_at * length_stride_B);
+
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[1], pivots[1], summed[1];
-  int length_here[1];
   {
     largest[0] = -INFINITY;
     pivots[0] = 0.0f;
     summed[0] = 0.0f;
-    const int length = *(length_ptr + B_at * length_stride_B);
-    length_here[0] = length;
   }
   __syncthreads();
   const __bf16* const q_lane = ring + q_at + (warp_row + lane % 16) * q_pitch + lane / 16 * 8;
@@ -314,7 +314,6 @@ paged_attention_out_parts(
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
           const float matmul = matmul_sums[n][i];
-          const int length = length_here[0];
           const float scores = matmul * 0.088388346f;
           const bool lt = col_index < length;
           const float where = lt ? scores : (-INFINITY);

@@ -238,15 +238,15 @@ decoder_layer_mixed_parts(
   }
   if (first_key < end_key) fetch_tile(first_key);
 
+  // one value for all rows of the block
+  const int position = *(position_ptr + B_at * position_stride_B);
+
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[1], pivots[1], summed[1];
-  int position_here[1];
   {
     largest[0] = -INFINITY;
     pivots[0] = 0.0f;
     summed[0] = 0.0f;
-    const int position = *(position_ptr + B_at * position_stride_B);
-    position_here[0] = position;
   }
   __syncthreads();
   const __bf16* const queries_lane = ring + queries_at + (warp_row + lane % 16) * queries_pitch + lane / 16 * 8;
@@ -298,7 +298,6 @@ decoder_layer_mixed_parts(
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
           const float matmul = matmul_sums[n][i];
-          const int position = position_here[0];
           const float scores = matmul * 0.088388346f;
           const bool le = col_index <= position;
           const float where = le ? scores : (-INFINITY);

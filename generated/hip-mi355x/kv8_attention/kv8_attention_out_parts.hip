@@ -266,19 +266,17 @@ kv8_attention_out_parts(
   }
   if (first_key < end_key) fetch_tile(first_key);
 
+  // one value for all rows of the block
+  const float k_scale = *(k_scale_ptr + G_at * k_scale_stride_G);
+  const int length = *(length_ptr + B_at * length_stride_B);
+  const float mul = k_scale * 0.088388346f;
+
   // for each row that the lane has elements of: the largest logit so far, and sums of exponentials against it
   float largest[1], pivots[1], summed[1];
-  int length_here[1];
-  float mul_here[1];
   {
     largest[0] = -INFINITY;
     pivots[0] = 0.0f;
     summed[0] = 0.0f;
-    const float k_scale = *(k_scale_ptr + G_at * k_scale_stride_G);
-    const int length = *(length_ptr + B_at * length_stride_B);
-    const float mul = k_scale * 0.088388346f;
-    length_here[0] = length;
-    mul_here[0] = mul;
   }
   __syncthreads();
   const __bf16* const q_lane = ring + q_at + (warp_row + lane % 16) * q_pitch + lane / 16 * 8;
@@ -318,7 +316,6 @@ kv8_attention_out_parts(
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float matmul = matmul_sums[n][i];
-          const float mul = mul_here[0];
           const float scores = matmul * mul;
           matmul_sums[n][i] = scores;
           peaks[0] = larger(peaks[0], matmul_sums[n][i]);
@@ -331,8 +328,6 @@ kv8_attention_out_parts(
         for (int i = 0; i < 4; ++i) {
           const int col_index = key0 + n * 16 + lane / 16 * 4 + i;
           const float matmul = matmul_sums[n][i];
-          const int length = length_here[0];
-          const float mul = mul_here[0];
           const float scores = matmul * mul;
           const bool lt = col_index < length;
           const float where = lt ? scores : (-INFINITY);
