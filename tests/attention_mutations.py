@@ -132,8 +132,8 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"key0 \+ tile_keys <= free_end", "key0 + tile_keys <= free_end + tile_rows"),
     mutation("the last tile of keys is not read", "the diagonal is left out", RETAINED,
              r"key0 < end_key; key0", "key0 < end_key - tile_keys; key0"),
-    mutation("one row's rate for both", "decay by the wrong age", RETAINED,
-             r"row_number_here\[i / 2\]", "row_number_here[0]"),
+    mutation("one row's ages for both", "numbers of the first row's diagonals", RETAINED, r" - i / 2 % 2 \* 8", "",
+             everywhere=True),
     mutation("keys beyond the last have weights", "infinities times zeros", RECENT,
              r"col_index < keys \? (\w+) : 0\.0f", r"\1"),
     # ---- random numbers

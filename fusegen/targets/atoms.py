@@ -82,6 +82,15 @@ class Fragment:
         return " + ".join(filter(None, (term.text(parts) for term in self.cols if term.of == "i"))) or "0"
 
     @property
+    def rows_apart(self) -> int:
+        """How far a lane's second row is below its first; 0 where it has one."""
+        return next((below for i in range(4) if (below := self.row(i, 0))), 0)
+
+    def own_row_text(self, *parts: tuple[str, int]) -> str:
+        """How many rows an element is below its lane's first one."""
+        return " + ".join(filter(None, (term.text(parts) for term in self.rows if term.of == "i"))) or "0"
+
+    @property
     def lane_cols(self) -> int:
         """Columns of which a lane's first element is one, over all lanes."""
         return self.lanes >> len(self.lanes_of_col)
@@ -175,6 +184,12 @@ class Atom:
     def accumulators(self) -> int:
         """f32 values that each of them holds of a product `col_step` wide."""
         return self.rows * self.col_step // self.threads
+
+    @property
+    def shares_diagonals(self) -> bool:
+        """Does a thread meet a diagonal in both of its rows: are these as far apart as columns of its own?"""
+        apart = self.fragment.rows_apart
+        return apart > 0 and apart % self.col_step == 0
 
     @property
     def warp_rows(self) -> int:

@@ -252,26 +252,21 @@ retention(
     }
 
     // scores become weights
-    // numbers of the thread's first column; those of others are as far from them as their columns
-    float cast_first[2];
+    // numbers of the thread's first row and column; others are as far from them as their diagonals
     constexpr int last_exact = 1 << 24;  // all whole numbers up to here are floats
     bool exact = true;
-    #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row_number = row_number_here[r];
-      const int col_number = key0 + lane % 4 * 2;
-      const int row_number_minus_col_number = static_cast<int>(static_cast<unsigned>(row_number) - col_number);
-      const float cast = static_cast<float>(row_number_minus_col_number);
-      cast_first[r] = cast;
-      exact = exact && fabsf(cast) <= last_exact - tile_keys;
-    }
+    const int row_number = row_number_here[0];
+    const int col_number = key0 + lane % 4 * 2;
+    const int row_number_minus_col_number_first = static_cast<int>(static_cast<unsigned>(row_number) - col_number);
+    const float cast_first = static_cast<float>(row_number_minus_col_number_first);
+    exact = exact && fabsf(cast_first) <= last_exact - tile_keys;
     if (key0 + tile_keys <= free_end && exact) {
       #pragma unroll
       for (int n = 0; n < 8; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float q_times_k = q_times_k_sums[n][i];
-          const float cast = cast_first[i / 2] - static_cast<float>(n * 8 + i % 2);
+          const float cast = cast_first - static_cast<float>(n * 8 + i % 2 - i / 2 % 2 * 8);
           const float neg_times_cast = neg * cast;
           const float decay = exponential(neg_times_cast);
           const float q_times_k_times_decay = q_times_k * decay;
@@ -286,8 +281,9 @@ retention(
           const int col_number = key0 + n * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[n][i];
           const int row_number = row_number_here[i / 2];
+          const int row_number_minus_col_number = static_cast<int>(static_cast<unsigned>(row_number_minus_col_number_first) - (n * 8
+              + i % 2 - i / 2 % 2 * 8));
           const bool le = col_number <= row_number;
-          const int row_number_minus_col_number = static_cast<int>(static_cast<unsigned>(row_number) - col_number);
           const float cast = static_cast<float>(row_number_minus_col_number);
           const float neg_times_cast = neg * cast;
           const float decay = exponential(neg_times_cast);

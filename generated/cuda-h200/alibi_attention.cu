@@ -371,24 +371,19 @@ alibi_attention(
       if (lane == 0) arrive_at(keys_empty + 8 * (tile % stages));
       const int key0 = first_key + tile * tile_keys;
       float peaks[2][2] = { {largest[0], -INFINITY}, {largest[1], -INFINITY} };  // of even and of odd columns
-      // numbers of the thread's first column; those of others are as far from them as their columns
-      float distance_first[2];
+      // numbers of the thread's first row and column; others are as far from them as their diagonals
       constexpr int last_exact = 1 << 24;  // all whole numbers up to here are floats
       bool exact = true;
-      #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int last = last_here[r];
-        const int col_index = key0 + lane % 4 * 2;
-        const int last_minus_col_index = static_cast<int>(static_cast<unsigned>(last) - col_index);
-        const float distance = static_cast<float>(last_minus_col_index);
-        distance_first[r] = distance;
-        exact = exact && fabsf(distance) <= last_exact - tile_keys;
-      }
+      const int last = last_here[0];
+      const int col_index = key0 + lane % 4 * 2;
+      const int last_minus_col_index_first = static_cast<int>(static_cast<unsigned>(last) - col_index);
+      const float distance_first = static_cast<float>(last_minus_col_index_first);
+      exact = exact && fabsf(distance_first) <= last_exact - tile_keys;
       if (key0 + tile_keys <= free_end && exact) {
         #pragma unroll
         for (int i = 0; i < 64; ++i) {
           const float q_times_k = q_times_k_sums[i];
-          const float distance = distance_first[i / 2 % 2] - static_cast<float>(i / 4 * 8 + i % 2);
+          const float distance = distance_first - static_cast<float>(i / 4 * 8 + i % 2 - i / 2 % 2 * 8);
           const float scores = q_times_k * 0.088388346f;
           const float slope_times_distance = slope * distance;
           const float sub = scores - slope_times_distance;
@@ -401,8 +396,9 @@ alibi_attention(
           const int col_index = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
           const float q_times_k = q_times_k_sums[i];
           const int last = last_here[i / 2 % 2];
+          const int last_minus_col_index = static_cast<int>(static_cast<unsigned>(last_minus_col_index_first) - (i / 4 * 8
+              + i % 2 - i / 2 % 2 * 8));
           const float scores = q_times_k * 0.088388346f;
-          const int last_minus_col_index = static_cast<int>(static_cast<unsigned>(last) - col_index);
           const float distance = static_cast<float>(last_minus_col_index);
           const float slope_times_distance = slope * distance;
           const float sub = scores - slope_times_distance;

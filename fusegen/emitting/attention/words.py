@@ -9,7 +9,7 @@ from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import VALUE_TYPES, Dialect, all_of, float_text
 from fusegen.emitting.loops import each_line
 from fusegen.language.graph import COUNT_ELEMENTS
-from fusegen.language.types import DType, f32, i32
+from fusegen.language.types import DType, i32
 from fusegen.planner.attention.parts import Counted, Draw, ElementBody, Ends, EndText, ScoresPlan
 from fusegen.planner.attention.recognition import LARGEST_LOGIT
 from fusegen.planner.model import Access, Load, Statement
@@ -103,7 +103,7 @@ class ScoresWords(Dialect):
     def slot_row(self) -> str:
         """The row of the tile that is a lane's row r, before which stands the warp's first."""
         fragment = self.plan.atom.fragment
-        step = fragment.row(2, 0) if self.row_slots > 1 else 0
+        step = fragment.rows_apart
         return f"{fragment.row_text()} + r * {step}" if step else fragment.row_text()
 
     @property
@@ -131,7 +131,8 @@ class ScoresWords(Dialect):
     @property
     def asked_of_rows(self) -> frozenset[str]:
         """What elements are made of, rows' values among others."""
-        return frozenset().union(*map(self.asked, self.bodies), *(draw.uses for draw in self.drawn))
+        counted = (used_by(c.body) for c in self.plan.free.counted)
+        return frozenset().union(*map(self.asked, self.bodies), *counted, *(draw.uses for draw in self.drawn))
 
     def head_lines(self) -> list[str]:
         """What a head has one of, as far as elements or rows ask for it: made once, for all rows of a block."""
@@ -175,11 +176,7 @@ class ScoresWords(Dialect):
         named = body.given in self.asked(body) and given != body.given
         lines = [f"const float {body.given} = {given};"] if named else []
         lines += self.row_values_of(body)
-        lines += [
-            self.define(c.value, f32, f"{first_of(c)}[{self.slot}] {'-' if c.step < 0 else '+'} {self.columns_behind}")
-            for c in body.counted
-            if c.value in self.asked(body)
-        ]
+        lines += [self.define(c.value, c.dtype, self.number(c)) for c in body.counted if c.value in self.asked(body)]
         counted = replace(body, body=tuple(s for s in body.body if s.op.name != "col_index"))  # the loop has its number
         return [*lines, *element_lines(counted, Element(self.operand, col=self.col_name), self)]
 
@@ -188,36 +185,52 @@ class ScoresWords(Dialect):
         """Of the score at hand, the first column of its instruction's, as a term of a sum; empty where there is one."""
         return ""
 
-    @property
-    def columns_behind(self) -> str:
-        """How many columns the score at hand is behind its thread's first one, a number once loops are unrolled."""
-        return f"static_cast<float>({self.place_in_tile}{self.plan.atom.fragment.own_col_text(('i', 1))})"
+    def number(self, counted: Counted) -> str:
+        """Of the score at hand, counted by how many columns it is behind its thread's first one, or diagonals behind
+        that of its first row as well: a number once loops are unrolled."""
+        fragment, sign = self.plan.atom.fragment, "-" if counted.step < 0 else "+"
+        first = first_of(counted) if counted.diagonal else f"{first_of(counted)}[{self.slot}]"
+        behind = f"{self.place_in_tile}{fragment.own_col_text(('i', 1))}"
+        behind += f" - {fragment.own_row_text(('i', 1))}" if counted.diagonal else ""
+        if counted.dtype is i32:
+            return f"static_cast<int>(static_cast<unsigned>({first}) {sign} ({behind}))"
+        return f"{first} {sign} static_cast<float>({behind})"
 
     def first_numbers(self) -> list[str]:
-        """The lines that find the counted numbers of a thread's first column, for each of its rows."""
+        """The lines that find the counted numbers of a thread's first column, for each of its rows or the first one."""
         found, slots = self.plan.free.counted, self.row_slots
         if not found:
             return []
+        along, apart = [c for c in found if c.diagonal], [c for c in found if not c.diagonal]
+        return [
+            "// numbers of the thread's first column; those of others are as far from them as their columns"
+            if apart
+            else "// numbers of the thread's first row and column; others are as far from them as their diagonals",
+            *(f"float {first_of(c)}[{slots}];" for c in apart),
+            f"constexpr int last_exact = 1 << {F32_BITS};  // all whole numbers up to here are floats",
+            "bool exact = true;",
+            *(each_line(self.numbers_of_row(along), "r", 1) if along else []),
+            *(each_line(self.numbers_of_row(apart), "r", slots) if apart else []),
+            *(["exact = __all_sync(0xffffffffu, exact);"] if self.votes else []),
+        ]
+
+    def numbers_of_row(self, found: Iterable[Counted]) -> list[str]:
+        """The lines that find such numbers of a thread's row r, and tell whether they are exact. Diagonals' are called
+        what they are; so are the whole numbers that they are converted from."""
         here: list[str] = []
         made: set[str] = set()
+        firsts = {c.value: first_of(c) for c in (*found, *self.plan.tested.counted) if c.diagonal}
         for c in found:
             asked = used_by(c.body) - made
             here += [
                 self.define(name, dtype, f"{self.here(name)}[r]") for name, dtype in self.row_values if name in asked
             ]
             own = [s for s in c.body if s.name not in made]
-            here += self.statements(own, f"key0 + {self.plan.atom.fragment.col_text()}")
+            here += self.statements((renamed(s, firsts) for s in own), f"key0 + {self.plan.atom.fragment.col_text()}")
             made |= {*asked, *(s.name for s in own)}
-            here.append(f"{first_of(c)}[r] = {c.value};")
-            here.append(f"exact = exact && fabsf({c.value}) <= last_exact - tile_keys;")
-        return [
-            "// numbers of the thread's first column; those of others are as far from them as their columns",
-            *(f"float {first_of(c)}[{slots}];" for c in found),
-            f"constexpr int last_exact = 1 << {F32_BITS};  // all whole numbers up to here are floats",
-            "bool exact = true;",
-            *each_line(here, "r", slots),
-            *(["exact = __all_sync(0xffffffffu, exact);"] if self.votes else []),
-        ]
+            here += [] if c.diagonal else [f"{first_of(c)}[r] = {c.value};"]
+            here.append(f"exact = exact && fabsf({firsts.get(c.value, c.value)}) <= last_exact - tile_keys;")
+        return here
 
     @property
     def votes(self) -> bool:
@@ -435,5 +448,11 @@ class ScoresWords(Dialect):
 
 
 def first_of(number: Counted) -> str:
-    """The array of such a number at a thread's first column, for each of its rows."""
+    """What a kernel calls such a number of a thread's first column, of each of its rows or of the first one."""
     return f"{number.value}_first"
+
+
+def renamed(s: Statement, names: Mapping[str, str]) -> Statement:
+    """The statement with values called as `names` has them."""
+    args = tuple(replace(a, name=names.get(a.name, a.name)) if isinstance(a, Value) else a for a in s.args)
+    return replace(s, name=names.get(s.name, s.name), args=args)

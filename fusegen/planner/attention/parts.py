@@ -59,18 +59,24 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A whole number as f32, `value`, that moves by `step`, 1 or -1, from a column to the next; what `body` makes of a
-    row and a column."""
+    """A whole number, `value`, as f32 or i32, that moves by `step`, 1 or -1, from a column to the next: what `body`
+    makes of a row and a column. `diagonal`: it moves back by as much from a row to the next, and a thread's rows are as
+    far apart as columns of its own, so that one row's numbers are another's."""
 
     value: str
     body: tuple[Statement, ...]
     step: int
+    diagonal: bool
+
+    @property
+    def dtype(self) -> DType:
+        return self.body[-1].dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElementBody(Body):
     """What is made of one element of a tile of scores, or of keys or values: `value`, of `given` among others.
-    `counted`: values that are known of it, where those of the first column of its thread are exact."""
+    `counted`: values that are known of it by those of its thread's first column, floats where these are exact."""
 
     given: str
     value: str

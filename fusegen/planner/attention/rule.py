@@ -187,7 +187,7 @@ def plan_of(
     by_tensor = {name: access for (name, place), access in accesses.items() if place == "tile"}
     drawn = Draft(found, mask, by_tensor)
     ends = drawn.ends()
-    return AttentionPlan(
+    made = AttentionPlan(
         name=entry_name(graph),
         graph=graph,
         attention=lowered,
@@ -217,7 +217,7 @@ def plan_of(
         row_loads=drawn.row_loads,
         row_body=drawn.row_body,
         tested=drawn.score_body(frozenset()),
-        free=counted(drawn.score_body(mask.settled)),
+        free=drawn.score_body(mask.settled),
         weight=drawn.weight_body(atom.fragment),
         draws=drawn.draws(atom.fragment),
         base_2=found.softmax is not None and found.exps.op.name == "exp2",
@@ -226,6 +226,8 @@ def plan_of(
         softmaxed=found.softmax is not None,
         behind=drawn.behind(vector, -(-tile.rows * width // vector // (tile.warps * target.warp))),
     )
+    tested, free = counted(made)
+    return replace(made, tested=tested, free=free)
 
 
 def rounded_weights(found: Recognized, names: Mapping[Node, str]) -> str:
