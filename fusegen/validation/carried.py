@@ -18,10 +18,16 @@ smaller in the end. The weights are rounded to their type when they are relative
 and where that is below the smallest number, at most as far as if they were relative to the final one. A weight of
 exactly 0 hides an infinity or a NaN of a value where its tile is left out, and makes NaN of it where it is not: there
 nothing is known. The same of weights without a softmax, of which nothing else is carried.
+
+*late pivots* are those of an earlier tile, which logits may pass by `late`: 8u `late` of e more, u for the pivot, 1.35u
+for the power, 2.35u for the one that shrinks it in the end, and 3u for a logarithm of their sum that is as much larger,
+and what it is added to. Weights are e^late then, and e^(2 late) where f32 has no
+closer sums of logit and `late`: their products with values may leave f32's range.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +38,7 @@ from fusegen.language.graph import Node
 from fusegen.language.types import f32
 from fusegen.planner.attention.parts import AttentionPlan, ScoresPlan
 from fusegen.planner.attention.recognition import Scored, recognized
+from fusegen.planner.attention.wgmma import ChainedWgmmaPlan
 from fusegen.validation.bounded import Bounded, bounded
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -42,12 +49,13 @@ LOG2E = 1.4426950408889634
 @dataclass(frozen=True, slots=True)
 class Exponentials:
     """How exponentials are made: against a pivot that is carried, and brought to the chain's own where that is another.
-    `base`: what they are powers of, e or 2."""
+    `base`: what they are powers of, e or 2. `late`: how far a pivot may be below a logit."""
 
     top: Node
     pivot: Node
     plain: bool
     base_2: bool
+    late: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +69,12 @@ class CarriedSum:
 
 @dataclass(frozen=True, slots=True)
 class CarriedProduct:
-    """How their product with values shrinks: after each of `tiles`. Without exponentials it does not."""
+    """How their product with values shrinks: after each of `tiles`. Without exponentials it does not. `largest`: of
+    weights."""
 
     exps: Node | None
     tiles: int
+    largest: float = 1.0
 
 
 def carried(plan: AttentionPlan) -> tuple[Mapping[Node, Exponentials | CarriedSum], CarriedProduct, Node]:
@@ -72,7 +82,13 @@ def carried(plan: AttentionPlan) -> tuple[Mapping[Node, Exponentials | CarriedSu
     found = recognized(plan.graph)
     if found.softmax is None:
         return {}, CarriedProduct(None, 0), found.product
-    return carried_sums(plan, found), CarriedProduct(found.exps, plan.tiles), found.product
+    largest = math.exp(2 * lateness(plan))
+    return carried_sums(plan, found), CarriedProduct(found.exps, plan.tiles, largest), found.product
+
+
+def lateness(plan: ScoresPlan) -> float:
+    """How far a row's pivot may be below a logit."""
+    return plan.late * math.log(2) if isinstance(plan, ChainedWgmmaPlan) else 0.0
 
 
 def carried_sums(plan: ScoresPlan, found: Scored) -> Mapping[Node, Exponentials | CarriedSum]:
@@ -81,7 +97,8 @@ def carried_sums(plan: ScoresPlan, found: Scored) -> Mapping[Node, Exponentials 
     top, pivot = found.top, found.pivot
     if plan.parts:  # of each part, and at the columns that it is dealt the largest logit, or 0 where that is -inf
         top = pivot = found.exps.inputs[0].inputs[1]
-    hows: dict[Node, Exponentials | CarriedSum] = {found.exps: Exponentials(top, pivot, found.plain_pivot, plan.base_2)}
+    how = Exponentials(top, pivot, found.plain_pivot, plan.base_2, lateness(plan))
+    hows: dict[Node, Exponentials | CarriedSum] = {found.exps: how}
     if found.total is not None:  # lanes may carry pivots of their own: one tile more, where they are brought together
         tiles = plan.tiles + 1
         hows[found.total] = CarriedSum(plan.tile.keys // lanes * plan.tiles, lanes.bit_length() - 1, tiles)
@@ -95,6 +112,7 @@ def exponentials(found: Bounded, how: Exponentials, table: Mapping[Node, Bounded
     if not how.plain:
         apart = table[how.top].value - table[how.pivot].value
         size = pivot + top + 3 * np.where(np.isfinite(apart), np.abs(apart), 0.0)
+    size = size + 8 * how.late
     more = HALF_ULP * size * np.where(np.isfinite(found.value), np.abs(found.value), 0.0) * (1 + 2.0**-10)
     largest = f32.largest / (1.0 if how.base_2 else LOG2E)
     z = np.abs(logits.value)
@@ -121,4 +139,6 @@ def carried_product(found: Bounded, args: Sequence[Bounded], how: CarriedProduct
     size, whole = (np.where(np.isfinite(a), np.abs(a), 0.0) for a in (weights, values))
     logs = np.abs(np.log(np.where(np.isfinite(exps) & (exps > 0), exps, 1.0)))
     error = HALF_ULP * ((8 * (how.tiles + 1) * size + 2.35 * size * logs) @ whole)
+    if how.largest > 1:
+        hidden |= how.largest * (size @ whole) > f32.largest
     return bounded(found.value, found.error + np.where(hidden, np.inf, error))

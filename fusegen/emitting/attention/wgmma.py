@@ -213,9 +213,11 @@ class ChainedWgmmaSpeller(WgmmaScoresSpeller, AttentionSpeller):
             "nothing": self.nothing,
             "total": bool(plan.behind.total),
             **self.factors(float_text(scale) if scale != 1 else "", row="factors[r]"),
+            "late": float_text(plan.late / scale) if plan.late else "",
             "behind": behind,
             "partner": shuffle,
             "peaks": f"peaks[{self.slot}][i % 2]" if plan.two_chains else f"peaks[{self.slot}]",
+            "row_peak": "larger(peaks[r][0], peaks[r][1])" if plan.two_chains else "peaks[r]",
             "peak_partner": shuffle.format("peak", "step"),
             "summed_partner": shuffle.format("summed[r]", "step"),
         }

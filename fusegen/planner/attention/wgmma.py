@@ -149,6 +149,7 @@ class WgmmaScoresPlan(ScoresPlan):
 class ChainedWgmmaPlan(WgmmaScoresPlan, AttentionPlan):
     """Attention whose products are both by wgmma."""
 
+    late: float = 0.0  # powers of 2 by which a row's logits may be above its pivot, which stays then; 0: it never does
     tangent: str = ""  # a tanh of each score, by a polynomial alone where all scores of a warp's tile are small
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from fusegen.language.graph import Graph
 from fusegen.language.types import f32, size_of
+from fusegen.planner.attention.late_pivots import late_of, tangent_of
 from fusegen.planner.attention.masks import Mask, mask_of
 from fusegen.planner.attention.operands import (
     accesses_of,
@@ -129,6 +130,7 @@ def candidate(
         key_boxes=key_boxes,
         value_boxes=value_boxes,
         stored=stored,
+        late=late_of(replace(general, free=free), scale),
         tangent=tangent_of(free),
     )
     room = plan.barriers_at + barrier_bytes(tile)
@@ -184,12 +186,6 @@ def factor(s: Statement) -> tuple[float, Value] | None:
         if isinstance(number, Number) and isinstance(value, Value) and 0 < float(number.value) < math.inf:
             return float(number.value), value
     return None
-
-
-def tangent_of(body: ElementBody) -> str:
-    """The name of a body's only tanh, as soft caps have one; empty where there is none, or several."""
-    found = [s.name for s in body.body if s.op.name == "tanh" and isinstance(s.args[0], Value)]
-    return found[0] if len(found) == 1 else ""
 
 
 def is_minus_infinity(arg: object) -> bool:

@@ -301,8 +301,10 @@ decoder_layer_mixed(
     // one value for all rows of the block
     const int position = *(position_ptr + B_at * position_stride_B);
 
-    // for each of the thread's two rows: the largest logit so far, and sums of exponentials against it
+    // for each of the thread's two rows: the logit that is its pivot, and sums of exponentials against it
     float largest[2], pivots[2], summed[2], shrinks[2];
+    constexpr float late = 62.736523f;  // a row's scores may be larger by as much than the one that its pivot is of
+    bool raised = true;  // may a row of the warp have a larger pivot since the last tile?
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
       largest[r] = -INFINITY;
@@ -366,16 +368,23 @@ decoder_layer_mixed(
           peaks[i / 2 % 2][i % 2] = larger(peaks[i / 2 % 2][i % 2], queries_times_keys_part_sums[i]);
         }
       }
+      bool low = true;
       #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float peak = larger(peaks[r][0], peaks[r][1]);
+      for (int r = 0; r < 2; ++r) low = low && larger(peaks[r][0], peaks[r][1]) <= largest[r] + late;
+      raised = !__all_sync(0xffffffffu, low);
+      if (raised) {
         #pragma unroll
-        for (int step = 1; step < 4; step *= 2) peak = larger(peak, __shfl_xor_sync(0xffffffffu, peak, step));
-        const float pivot = peak == -INFINITY ? 0.0f : peak * 0.12751743f;
-        shrinks[r] = largest[r] == -INFINITY ? 0.0f : power_of_2(pivots[r] - pivot);
-        largest[r] = peak;
-        pivots[r] = pivot;
-        summed[r] *= shrinks[r];
+        for (int r = 0; r < 2; ++r) {
+          float peak = larger(peaks[r][0], peaks[r][1]);
+          #pragma unroll
+          for (int step = 1; step < 4; step *= 2) peak = larger(peak, __shfl_xor_sync(0xffffffffu, peak, step));
+          if (peak <= largest[r] + late) peak = largest[r];  // whatever the warp's other rows need
+          const float pivot = peak == -INFINITY ? 0.0f : peak * 0.12751743f;
+          shrinks[r] = largest[r] == -INFINITY ? 0.0f : power_of_2(pivots[r] - pivot);
+          largest[r] = peak;
+          pivots[r] = pivot;
+          summed[r] *= shrinks[r];
+        }
       }
       float added[2][2] = {};  // of even and of odd columns
       #pragma unroll
@@ -393,8 +402,10 @@ decoder_layer_mixed(
       #pragma unroll
       for (int i = 0; i < 32; ++i) weights[i] = rounded_pair_bf16(queries_times_keys_part_sums[2 * i], queries_times_keys_part_sums[2 * i
           + 1]);
-      #pragma unroll
-      for (int i = 0; i < 64; ++i) e_times_values_part_sums[i] *= shrinks[i / 2 % 2];
+      if (raised) {
+        #pragma unroll
+        for (int i = 0; i < 64; ++i) e_times_values_part_sums[i] *= shrinks[i / 2 % 2];
+      }
     };
 
     wait_at(queries_full, 0);
