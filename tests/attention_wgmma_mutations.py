@@ -59,7 +59,7 @@ MUTATIONS = (
     mutation("sums keep their size where a pivot is raised", "they are of an older one", TURNS,
              r"if \(raised\) \{(\s*#pragma unroll\s*for \(int i = 0; i < \d+; \+\+i\) e_times_v)", r"if (false) {\1"),
     mutation("pivots are never raised", "weights are too large", TURNS,
-             r"raised = !__all_sync\(0xffffffffu, low\)", "raised = false"),
+             r"raised = !__all_sync\(0xffffffffu, near_pivots\)", "raised = false"),
     # ---- tiles
     mutation("the last tile is skipped", "one tile of keys too few", ALONE,
              r"\(end_key - first_key \+ tile_keys - 1\) / tile_keys", "(end_key - first_key) / tile_keys"),

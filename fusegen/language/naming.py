@@ -127,7 +127,7 @@ ATTENTION_FRAME = frozenset(
     page key_page key_pages value_page value_pages page_of_keys pages_of_keys page_of_values
     pages_of_values beside warp_keys warp_key warp_columns weights_pitch weights_at weights_to weights_lane weights_part
     told told_at columns_at_once first_col side tile_key put_four load_down Pitch sum
-    late raised low reach added peak fmaxf tangent_near_0 last_exact exact
+    late raised near_pivots reach added peak fmaxf tangent_near_0 last_exact exact
     key_segments value_segments own_segments own_columns own_tile other_tile half queries_lie other_weights other_values
     told_largest told_shrinks told_summed multiply_told multiply_other tell_weights take_weights shrink_sums let_go line
     other wide next_weights own_empty other_empty segment segments arrived step sums next_tile load_one

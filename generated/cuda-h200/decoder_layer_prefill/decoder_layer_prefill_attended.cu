@@ -393,10 +393,10 @@ decoder_layer_prefill_attended(
           peaks[i / 2 % 2][i % 2] = larger(peaks[i / 2 % 2][i % 2], queries_times_keys_part_sums[i]);
         }
       }
-      bool low = true;
+      bool near_pivots = true;
       #pragma unroll
-      for (int r = 0; r < 2; ++r) low = low && larger(peaks[r][0], peaks[r][1]) <= largest[r] + late;
-      raised = !__all_sync(0xffffffffu, low);
+      for (int r = 0; r < 2; ++r) near_pivots = near_pivots && larger(peaks[r][0], peaks[r][1]) <= largest[r] + late;
+      raised = !__all_sync(0xffffffffu, near_pivots);
       if (raised) {
         #pragma unroll
         for (int r = 0; r < 2; ++r) {
