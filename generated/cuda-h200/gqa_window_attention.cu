@@ -319,10 +319,10 @@ gqa_window_attention(
     const unsigned long long keys_lie = describe(swizzle_128 | eight_lines, keys_ring);
     const unsigned long long values_lie = describe(swizzle_128 | eight_lines | segments, values_ring);
 
-    // for each of the thread's two rows: the logit that is its pivot, and sums of exponentials against it
+    // for each of the thread's two rows: the score of its pivot, and sums of exponentials against it
     float largest[2], pivots[2], summed[2], shrinks[2];
-    constexpr float late = 62.736523f;  // a row's scores may be larger by as much than the one that its pivot is of
-    bool raised = true;  // may a row of the warp have a larger pivot since the last tile?
+    constexpr float late = 62.736523f;  // a row keeps its pivot while no score is larger than the pivot's by more
+    bool raised = true;  // did a row of the warp get a larger pivot in this tile?
     int row_number_here[2];
     int sub_here[2];
     #pragma unroll
