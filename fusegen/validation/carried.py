@@ -21,8 +21,8 @@ nothing is known. The same of weights without a softmax, of which nothing else i
 
 *late pivots* are those of an earlier tile, which logits may pass by `late`: 8u `late` of e more, u for the pivot, 1.35u
 for the power, 2.35u for the one that shrinks it in the end, and 3u for a logarithm of their sum that is as much larger,
-and what it is added to. Weights are e^late then, and e^(2 late) where f32 has no
-closer sums of logit and `late`: their products with values may leave f32's range.
+and what it is added to. Weights are e^late then, and e^(2 late) where f32 has no closer sums of logit and `late`: their
+products with values may leave f32's range.
 """
 
 from __future__ import annotations

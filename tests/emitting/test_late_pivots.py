@@ -50,6 +50,30 @@ def with_tops(
     return F.softmax(scores) @ v, F.max(scores)
 
 
+@chain(B=1, H=2, S=140, T=500, D=64)
+def with_totals(
+    q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]
+) -> tuple[bf16[B, H, S, D], f32[B, H, S, 1]]:
+    scores = q @ k.mT * 0.125
+    e = F.exp(scores - F.max(scores))
+    total = F.sum(e)
+    return e @ v / total, total
+
+
+@chain(B=1, H=2, S=140, T=500, D=64)
+def undivided(q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]) -> f32[B, H, S, D]:
+    scores = q @ k.mT * 0.125
+    return F.exp(scores - F.max(scores)) @ v
+
+
+@chain(B=1, H=2, S=140, T=500, D=64)
+def with_one_more(q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]) -> bf16[B, H, S, D]:
+    """As softmax with a sink that is as large as the largest logit."""
+    scores = q @ k.mT * 0.125
+    e = F.exp(scores - F.max(scores))
+    return e @ v / (F.sum(e) + 1.0)
+
+
 def operands(spec: Chain, logits: np.ndarray[Any, np.dtype[Any]]) -> list[Any]:
     """Queries and keys whose logits are these, one value a key, in all rows; values of 1 in each column of its own."""
     rng = np.random.default_rng(3)
@@ -121,16 +145,19 @@ def test_a_warp_that_asks_nobody_has_the_same_bits() -> None:
 
 
 @needs_emulator
-@pytest.mark.parametrize("spec", [full, halves, with_sums], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec", [full, halves, with_sums, with_totals, undivided, with_one_more], ids=lambda spec: spec.name
+)
 def test_late_pivots_are_validated(spec: Chain) -> None:
     report = validate(kernel(spec))
     assert report.ok, str(report)[:2000]
 
 
-def test_pivots_that_are_asked_for_are_each_tiles() -> None:
-    """But not where the logarithm of a sum is added to them, as any pivot will do there."""
+def test_pivots_that_results_hang_on_are_each_tiles() -> None:
+    """Where the logarithm of a sum is added to them, or products are divided by a sum, any pivot will do."""
     assert all(plan.late == 8 for spec in (full, with_sums, causal) for plan in plans(spec))
-    assert not any(plan.late for plan in plans(with_tops))
+    for spec in (with_tops, with_totals, undivided, with_one_more):
+        assert not any(plan.late for plan in plans(spec)), spec.name
 
 
 def test_logits_that_grow_with_their_columns_raise_pivots_in_each_tile() -> None:

@@ -31,9 +31,10 @@ def test_one_kernel_sorts_the_slots_of_many_tokens(target: Target) -> None:
 
 @pytest.mark.parametrize("tokens", [8192, 16384, 65536])
 def test_rows_are_gathered_on_their_way_in(tokens: int) -> None:
-    rules = [step.plan.rule for step in planned(tokens, H200).steps]
-    assert rules[0] in {"gemm", "wgmma"}  # the logits: which shares the choice's launch is the planner's to say
-    assert rules[1:] == ["topk", "slot_sort", "wgmma", "wgmma", "elementwise"]
+    """The logits are mma.sync's, in the launch of the choice and the sort."""
+    steps = planned(tokens, H200).steps
+    assert [step.plan.rule for step in steps] == ["gemm", "topk", "slot_sort", "wgmma", "wgmma", "elementwise"]
+    assert [step.joined for step in steps] == ["", "behind", "behind", "", "", ""]
 
 
 @pytest.mark.parametrize(

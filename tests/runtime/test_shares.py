@@ -172,11 +172,16 @@ def test_a_prompts_router_is_one_launch_too() -> None:
         assert [step.joined for step in found.steps] == ["", "behind", "behind"]
 
 
-@pytest.mark.parametrize("tokens", [64, 256, 2048, 4096, 16384, 65536])
-def test_a_layer_of_experts_is_four_launches(tokens: int) -> None:
-    """The router's product, the choice of experts and their sort are one, which costs 0.75 % of the layer at most."""
+@pytest.mark.parametrize(
+    ("tokens", "launches"), [(64, 4), (256, 4), (2048, 4), (4096, 4), (16384, 4), (32768, 5), (65536, 4)]
+)
+def test_a_layer_of_experts_in_few_launches(tokens: int, launches: int) -> None:
+    """The router's product, the choice of experts and their sort are one, but where that is estimated to cost more than
+    0.75 % of the layer. From the logits on there are 4 in any case."""
     layer: Any = plan(SHIPPED["moe_layer"].at(T=tokens), "cuda:h200")
-    assert len(layer.launches) == 4
+    assert len(layer.launches) == launches
+    product, *behind = layer.launches
+    assert len(behind) + (len(product) > 1) == 4
 
 
 @chain(T=65536, D=7168, H=2048, E=256)
@@ -195,7 +200,7 @@ def test_the_choice_of_many_tokens_experts_shares_the_sorts_launch() -> None:
     """Which takes longer than two launches do, by less than a launch is worth in so long a layer."""
     layer: Any = plan(behind_the_logits, "cuda:h200")
     assert len(layer.launches) == 4
-    assert layer.steps[0].plan.cost.time_us > joining.SHORT_US
+    assert layer.steps[0].plan.cost.time_us > one_cluster.SHORT_US
 
 
 @pytest.mark.parametrize("experts", [64, 256])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fusegen.language.graph import Graph
 from fusegen.language.types import f32, size_of
-from fusegen.planner.attention.late_pivots import late_of, tangent_of
+from fusegen.planner.attention.late_pivots import late_of
 from fusegen.planner.attention.masks import Mask, mask_of
 from fusegen.planner.attention.operands import (
     accesses_of,
@@ -111,6 +111,7 @@ def candidate(
     cost = estimate(graph, found, mask, target, tile, room, registers)
     general = plan_of(graph, found, mask, target, layout, tile, atom, accesses, (query, key, value), room, cost)
     scale, tested, free = scaled_bodies(general)
+    tangent = tangent_of(free)
     maps = tuple(dict.fromkeys((query_boxes, key_boxes, value_boxes, *stored.values())))
     moved = {b.access for b in maps}
     kept = frozenset(a.tensor for a in accesses.values() if a not in moved)
@@ -130,8 +131,8 @@ def candidate(
         key_boxes=key_boxes,
         value_boxes=value_boxes,
         stored=stored,
-        late=late_of(replace(general, free=free), scale),
-        tangent=tangent_of(free),
+        late=late_of(general, scale, tangent),
+        tangent=tangent,
     )
     room = plan.barriers_at + barrier_bytes(tile)
     if room + plan.static_shared_bytes > target.shared_bytes or registers > CONSUMER_REGISTERS[plan.consumers]:
@@ -186,6 +187,12 @@ def factor(s: Statement) -> tuple[float, Value] | None:
         if isinstance(number, Number) and isinstance(value, Value) and 0 < float(number.value) < math.inf:
             return float(number.value), value
     return None
+
+
+def tangent_of(body: ElementBody) -> str:
+    """The name of a body's only tanh, as soft caps have one; empty where there is none, or several."""
+    found = [s.name for s in body.body if s.op.name == "tanh" and isinstance(s.args[0], Value)]
+    return found[0] if len(found) == 1 else ""
 
 
 def is_minus_infinity(arg: object) -> bool:

@@ -3,8 +3,9 @@
 Those that don't wait for one another go side by side. So q and k are turned in one launch, whose rows lie along other
 numbers of heads. The step that takes the longest comes first: what is left of it at its end is done beside the others.
 
-Those that do go one after another, by the blocks of one cluster, where they are short; of the first of them, which
-follow one another row by row, each of many clusters takes its own rows.
+Those that do go one after another, by the blocks of one cluster, where they are short. Of the first of them, which
+follow one another row by row, each of many clusters takes its own rows; they may be longer where they are a small part
+of the program.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from fusegen.planner.model import Cost, Plan
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.programs import one_cluster, shares, step_candidates
 from fusegen.planner.programs.model import Joined, ProgramPlan, Step, names_of, one_after_another
+from fusegen.planner.programs.one_cluster import SHORT_US
 from fusegen.planner.programs.side_by_side import MOST_STEPS, launch_cost, obstacle
 
 MOST_PLANS = 4  # of each step, the cheapest first, that are looked at for one block size
 FEWER_US = 0.7  # that a launch less is worth beside its time: the host's, and less than runs differ by,
 FEWER_SHARE = 0.0075  # or this share of all launches' time: programs of 0.5 to 5 ms spread over 3 % and more
-SHORT_US = 16.0  # a step of one cluster: on so few SMs longer ones take longer than launches do
 # Times what a launch less is worth: the longest step whose rows are shared out, which takes up to 1.6 times as long as
 # in a launch of its own
 LONGEST = 4

@@ -8,6 +8,8 @@ each step's blocks, which its own take in turn, and waits for itself between two
               have brought at once takes longer, so that little work is a launch of this kind
     blocks    as many as a cluster may have on every GPU that has clusters
 
+Longer steps share a launch where their rows are shared out to clusters, and they are a small part of a program.
+
 Where the first steps follow one another row by row, as the choice of experts follows the logits of a token, these are
 shared out: each of many clusters takes the blocks of its own rows, in all of these steps. What comes behind them, such
 as the sort of all slots, the cluster does that is the last to arrive. No cluster waits for another, so that they need
@@ -33,6 +35,7 @@ from fusegen.planner.programs.side_by_side import MOST_STEPS, JoinedPlan, traffi
 from fusegen.planner.rows.duration import LAUNCH_US
 from fusegen.targets.base import Target
 
+SHORT_US = 16.0  # a step of one cluster: on so few SMs longer ones take longer than launches do
 MOST_CLUSTER = 8  # blocks: the most that every GPU with clusters takes
 SM_GBS = 80.0  # that one SM brings
 # Fitted to routers with their sorts, 10 shapes of 1 to 512 tokens and 8 to 256 experts, on an H200 (cold L2, medians of
@@ -167,7 +170,9 @@ class OneClusterPlan(JoinedPlan):
 
     @property
     def why(self) -> str:
-        return f"one launch is expected to take {self.cost.time_us:.1f} us: steps this short are mostly launches"
+        short = all(plan.cost.time_us <= SHORT_US for plan in self.plans)
+        said = "steps this short are mostly launches" if short else "steps this small a part of a program share one"
+        return f"one launch is expected to take {self.cost.time_us:.1f} us: {said}"
 
 
 # ---------------------------------------------------------------- what may be one
@@ -222,9 +227,8 @@ def step_us(plan: Plan, rows: int = 0) -> float:
     turns = -(-blocks // cluster_of(plan.target))
     waits = NETWORK_US * (not rows and isinstance(plan, RowPlan) and bool(plan.selection and plan.selection.packed))
     time = plan.cost.time_us
-    if (
-        rows and plan.graph.products
-    ):  # 9 tiles of a cluster's rows take two turns, though there are as many SMs as tiles
+    if rows and plan.graph.products:
+        # 9 tiles of a cluster's rows take two turns, though there are as many SMs as tiles
         at_once = clusters_of(plan.target) * cluster_of(plan.target)
         time *= max(1.0, turns / -(-plan.planned_blocks // at_once))
     more = (turns - 1) * (SHARE_TURN_US if rows else TURN_US)
